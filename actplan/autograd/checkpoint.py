@@ -1,0 +1,122 @@
+"""Non-reentrant activation checkpointing as a save hook (torch/utils/checkpoint.py, use_reentrant=False).
+
+Inside a checkpointed part every save is dropped. At the first unpack the part runs again with saving on, and
+stops after its last saved tensor; each rebuilt tensor is handed out once and dies with its use.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from .node import Node
+from .tape import Handle, Tape
+from .tensor import Tensor
+
+
+class _Stop(Exception):
+    """The replay has rebuilt the last tensor that anybody saved."""
+
+
+class _Dropped:
+    """A saved tensor that is not kept."""
+
+    __slots__ = ("__weakref__", "frame", "number")
+
+    def __init__(self, frame: _Frame, number: int) -> None:
+        self.frame, self.number = frame, number
+
+    def unpack(self) -> Tensor:
+        return self.frame.rebuilt_tensor(self.number)
+
+
+class _Frame:
+    """One checkpointed part: what to run again, on which inputs, and what the replay has rebuilt."""
+
+    def __init__(self, tape: Tape, run: Callable[..., Tensor]) -> None:
+        self.tape, self.run = tape, run
+        self.path, self.stage = tape.path, tape.stage
+        self.inputs: list[tuple[Handle, bool]] = []
+        self.holders: list[weakref.ref[_Dropped]] = []
+        self.replayed = 0
+        self.rebuilt: dict[int, Tensor] | None = None
+
+    def rebuilt_tensor(self, number: int) -> Tensor:
+        if self.rebuilt is None:
+            self.rebuilt = {}
+            _replay(self)
+        return self.rebuilt.pop(number)
+
+
+class _Drop:
+    """The hook of the first forward: counts, keeps nothing."""
+
+    def __init__(self, frame: _Frame) -> None:
+        self.frame = frame
+
+    def pack(self, tensor: Tensor, op: str, reason: str) -> Handle:
+        dropped = _Dropped(self.frame, len(self.frame.holders))
+        self.frame.holders.append(weakref.ref(dropped))
+        return dropped
+
+
+class _Rebuild:
+    """The hook of the replay: keeps what is still wanted, and stops after the last."""
+
+    def __init__(self, frame: _Frame) -> None:
+        self.frame = frame
+
+    def pack(self, tensor: Tensor, op: str, reason: str) -> Handle:
+        frame = self.frame
+        assert frame.rebuilt is not None
+        number = frame.replayed
+        frame.replayed += 1
+        if frame.holders[number]() is not None:
+            tensor.storage.keep()
+            frame.rebuilt[number] = tensor.alias()
+        if frame.replayed == len(frame.holders):
+            raise _Stop
+        return _Dropped(frame, number)
+
+
+def checkpoint(tape: Tape, run: Callable[..., Tensor], *inputs: Tensor, name: str) -> Tensor:
+    """Run `run(*inputs)` keeping nothing but the inputs until its backward; `name` is the first module's.
+
+    Whatever else `run` closes over (rope tables, masks) stays alive with the graph, but is not saved.
+    """
+    frame = _Frame(tape, run)
+    tape.path = f"{frame.path}.{name}"
+    for tensor in inputs:
+        handle = tape.pack_outside(tensor, "checkpoint", "the input of a checkpointed segment, to run it again")
+        frame.inputs.append((handle, tensor.requires_grad))
+    tape.path = frame.path
+    with tape.hook(_Drop(frame)):
+        return run(*inputs)
+
+
+def _replay(frame: _Frame) -> None:
+    tape = frame.tape
+    before = tape.path, tape.stage, tape.replaying, tape.repeat
+    tape.path, tape.stage, tape.replaying, tape.repeat = frame.path, frame.stage, True, 1
+    try:
+        with tape.hook(_Rebuild(frame)):
+            frame.run(*[_input(handle.unpack(), wants) for handle, wants in frame.inputs])
+    except _Stop:
+        pass
+    finally:
+        tape.path, tape.stage, tape.replaying, tape.repeat = before
+
+
+def _input(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """A replay's input: over the kept storage, at the edge of a graph that is never walked."""
+    tensor = tensor.alias()
+    if requires_grad:
+        tensor.node, tensor.requires_grad = Node("checkpoint", _never, (), 0, -1), True
+    return tensor
+
+
+def _never(node: Node, grads: list[Tensor]) -> tuple[()]:
+    raise AssertionError("the graph of a replay is not differentiated")
+
+
+__all__ = ["checkpoint"]

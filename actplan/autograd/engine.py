@@ -1,0 +1,138 @@
+"""The backward pass: nodes newest first, gradients added where a tensor was used twice.
+
+After torch/csrc/autograd/engine.cpp (evaluate_function, call_function, validate_outputs) and input_buffer.cpp.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable
+
+from ..units import DType
+from .node import Edge, Node
+from .tape import Tape
+from .tensor import Shape, Tensor, preserved_strides
+
+Buffer = list["Tensor | None"]
+Watcher = Callable[[int], None]
+
+
+def backward(
+    tape: Tape, root: Tensor, gradient: Tensor | None = None, on_stage: Watcher | None = None
+) -> None:
+    """Run the backward pass from `root`.
+
+    Args:
+        gradient: the gradient of `root`; ones when None. Held by the caller throughout.
+        on_stage: called with a stage's number when the first of its nodes is about to run.
+    """
+    if root.node is None:
+        raise ValueError("nothing to differentiate: the root requires no gradient")
+    waiting = _dependencies(root.node)
+    if gradient is None:
+        gradient = tape.empty(root.shape, root.dtype, "ones_like")
+    buffers: dict[Node, Buffer] = {root.node: [None] * root.output + [gradient]}
+    ready: list[tuple[int, Node]] = [(-root.node.sequence, root.node)]
+    del gradient
+    stage = None
+    while ready:
+        _, node = heapq.heappop(ready)
+        if on_stage is not None and node.stage != stage and node.stage >= 0:
+            stage = node.stage
+            on_stage(stage)
+        outputs = _evaluate(tape, node, buffers.pop(node))
+        for i, edge in enumerate(node.edges):
+            if edge is None:
+                continue
+            gradient, outputs[i] = outputs[i], None
+            if gradient is not None:
+                _deliver(tape, buffers, edge, gradient)
+            del gradient
+            waiting[edge.node] -= 1
+            if waiting[edge.node] == 0 and edge.node in buffers:
+                heapq.heappush(ready, (-edge.node.sequence, edge.node))
+
+
+def _dependencies(root: Node) -> dict[Node, int]:
+    """How many gradients each node still waits for."""
+    waiting: dict[Node, int] = {root: 0}
+    stack = [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is None:
+                continue
+            if edge.node in waiting:
+                waiting[edge.node] += 1
+            else:
+                waiting[edge.node] = 1
+                stack.append(edge.node)
+    return waiting
+
+
+def _evaluate(tape: Tape, node: Node, grads: Buffer) -> Buffer:
+    """The node's rule, then reduction and cast of its results, then its saved tensors go."""
+    for i, grad in enumerate(grads):
+        if grad is None:
+            shape, dtype = node.outputs[i]
+            grads[i] = tape.empty(shape, dtype, "zeros")
+    outputs: Buffer = list(node.rule(node, grads))  # type: ignore[arg-type]
+    for i, edge in enumerate(node.edges):
+        gradient = outputs[i]
+        if edge is not None and gradient is not None:
+            if gradient.shape != edge.shape:
+                outputs[i] = gradient = sum_to(gradient, edge.shape)
+            if gradient.dtype is not edge.dtype:
+                outputs[i] = cast(gradient, edge.dtype)
+            del gradient
+    node.release()
+    return outputs
+
+
+def _deliver(tape: Tape, buffers: dict[Node, Buffer], edge: Edge, gradient: Tensor) -> None:
+    buffer = buffers.get(edge.node)
+    if buffer is None:
+        buffer = buffers[edge.node] = [None] * max(edge.node.num_outputs, edge.output + 1)
+    if buffer[edge.output] is None:
+        buffer[edge.output] = gradient
+    elif not (tape.in_place and _sole_owner(buffer, edge.output)):
+        buffer[edge.output] = tape.empty(gradient.shape, gradient.dtype, "add")
+    # in place: the older gradient takes the sum, the newer one dies with this frame
+
+
+def _references(holder: Buffer, i: int) -> tuple[int, int]:
+    tensor = holder[i]
+    assert tensor is not None
+    return sys.getrefcount(tensor), sys.getrefcount(tensor.storage)
+
+
+def _baseline() -> tuple[int, int]:
+    """What `_references` counts for a tensor that nobody else holds, on this interpreter."""
+    from ..units import FP32
+    from .tensor import Storage
+
+    holder: Buffer = [Tensor(None, (), (), FP32, Storage(0, None, "", ""))]  # type: ignore[arg-type]
+    return _references(holder, 0)
+
+
+_ALONE = _baseline()
+
+
+def _sole_owner(buffer: Buffer, i: int) -> bool:
+    """Whether the buffer holds the last reference to its tensor and storage (can_accumulate_inplace)."""
+    tensor = buffer[i]
+    dense = tensor is not None and tensor.is_contiguous
+    del tensor
+    return dense and _references(buffer, i) <= _ALONE
+
+
+def sum_to(gradient: Tensor, shape: Shape) -> Tensor:
+    """Sum a gradient over the dimensions that were broadcast."""
+    return gradient.tape.empty(shape, gradient.dtype, "sum")
+
+
+def cast(gradient: Tensor, dtype: DType) -> Tensor:
+    """A copy in another element type, in the same order in memory."""
+    return gradient.tape.empty(
+        gradient.shape, dtype, "_to_copy", preserved_strides(gradient.shape, ((gradient.shape, gradient.strides),))
+    )

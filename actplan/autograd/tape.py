@@ -1,0 +1,233 @@
+"""One run of a model: counts its bytes, keeps its ledger, and hands out graph nodes.
+
+A tape is all the state there is. Tensors know their tape, so op rules take tensors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..units import DType
+from .meter import Meter, rounded
+from .node import Edge, Node, Rule
+from .tensor import Shape, Storage, Tensor, contiguous_strides
+
+OUTSIDE = -1
+"""The stage of whatever belongs to no layer."""
+
+
+class Handle(Protocol):
+    """What a node keeps in place of a saved tensor."""
+
+    def unpack(self) -> Tensor: ...
+
+
+class Kept:
+    """A tensor that is simply kept."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def unpack(self) -> Tensor:
+        return self.tensor
+
+
+class Hook(Protocol):
+    """What happens to a tensor that an op saves (torch.autograd.graph.saved_tensors_hooks)."""
+
+    def pack(self, tensor: Tensor, op: str, reason: str) -> Handle: ...
+
+
+@dataclass(slots=True)
+class SavedTensor:
+    """A row of the ledger: a distinct storage that autograd keeps, named after the first op that saves it."""
+
+    module: str
+    op: str
+    shape: Shape
+    dtype: str
+    nbytes: int
+    reason: str
+    stage: int
+    shared: str | None
+    count: int = 1
+
+
+class Recorder:
+    """The default hook: keeps every tensor, and writes a storage into the ledger once."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+
+    def pack(self, tensor: Tensor, op: str, reason: str) -> Handle:
+        storage = tensor.storage
+        if storage.owner is None or not storage.owner.startswith("parameter:"):
+            storage.keep()
+            self.tape.enter(storage, tensor, op, reason)
+        return Kept(tensor.alias())
+
+
+class Tape:
+    """See the module.
+
+    Attributes:
+        meter: live and peak bytes.
+        ledger: the saved storages, in the order of their first saving.
+        flops: matrix products and attention of the forward run so far, and of replays apart.
+        gradient_bytes: gradients that were accumulated into parameters (rounded).
+        parameters: path -> the parameter, in order of creation.
+    """
+
+    def __init__(self, *, photograph: int | None = None, in_place: bool = True, trainable: bool = True) -> None:
+        self.meter = Meter(photograph)
+        self.ledger: list[SavedTensor] = []
+        self.flops = self.replayed_flops = 0
+        self.replaying = False
+        self.gradient_bytes = 0
+        self.parameters: dict[str, Tensor] = {}
+        self.accumulators: dict[str, Node] = {}
+        self.in_place = in_place
+        self.trainable = trainable
+        self.path = ""
+        self.stage = OUTSIDE
+        self.repeat = 1
+        self.stages: list[StageTrace] = []
+        self._sequence = 0
+        self._hooks: list[Hook] = [Recorder(self)]
+        self._entered: dict[int, SavedTensor] = {}
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def empty(self, shape: Shape, dtype: DType, op: str, strides: Shape | None = None) -> Tensor:
+        """A new storage with a tensor over all of it."""
+        nbytes = dtype.itemsize
+        for size in shape:
+            nbytes *= size
+        storage = Storage(nbytes, self.meter, self.path, op, shape, dtype.name)
+        storage.repeat = self.repeat
+        return Tensor(self, shape, contiguous_strides(shape) if strides is None else strides, dtype, storage)
+
+    def parameter(self, path: str, shape: Shape, dtype: DType, *, trainable: bool = True) -> Tensor:
+        """The parameter of that name; made at the first asking, the same one afterwards."""
+        found = self.parameters.get(path)
+        if found is None:
+            nbytes = dtype.itemsize
+            for size in shape:
+                nbytes *= size
+            storage = Storage(nbytes, None, path, "parameter")
+            storage.owner = "parameter:" + path
+            found = Tensor(self, shape, contiguous_strides(shape), dtype, storage)
+            found.parameter = path
+            found.requires_grad = trainable and self.trainable
+            self.parameters[path] = found
+        return found
+
+    # --- graph ------------------------------------------------------------------------------------------------
+
+    def node(self, op: str, rule: Rule, inputs: Sequence[Tensor]) -> Node | None:
+        """A graph node for an op on `inputs`; None when no input wants a gradient."""
+        if not any(t.requires_grad for t in inputs):
+            return None
+        edges = tuple(self.edge(t) for t in inputs)
+        self._sequence += 1
+        return Node(op, rule, edges, self._sequence, self.stage)
+
+    def edge(self, tensor: Tensor) -> Edge | None:
+        """Where the gradient of `tensor` goes."""
+        if not tensor.requires_grad:
+            return None
+        if tensor.node is not None:
+            return Edge(tensor.node, tensor.output, tensor.shape, tensor.dtype)
+        return Edge(self.accumulator(tensor), 0, tensor.shape, tensor.dtype)
+
+    def accumulator(self, leaf: Tensor) -> Node:
+        """The node that adds into a leaf's `.grad`; one for each leaf."""
+        name = leaf.parameter or f"leaf:{id(leaf.storage)}"
+        node = self.accumulators.get(name)
+        if node is None:
+            node = self.accumulators[name] = Node("AccumulateGrad", _accumulate, (), ACCUMULATE_FIRST, OUTSIDE)
+            node.extra = self
+        return node
+
+    def save(self, node: Node | None, tensor: Tensor, reason: str) -> None:
+        """Save `tensor` for the backward of `node`. `reason` says in words what needs it."""
+        if node is not None:
+            node.saved.append(self._hooks[-1].pack(tensor, node.op, reason))
+
+    def enter(self, storage: Storage, tensor: Tensor, op: str, reason: str) -> None:
+        """Write a storage into the ledger, unless it is there."""
+        key = id(storage)
+        if key in self._entered:
+            return
+        row = SavedTensor(
+            self.path, op, tensor.shape, tensor.dtype.name, storage.nbytes, reason, self.stage,
+            storage.owner, storage.repeat,
+        )  # fmt: skip
+        self._entered[key] = row
+        self.ledger.append(row)
+
+    @contextmanager
+    def folded(self, times: int) -> Iterator[None]:
+        """Inside runs one step of a loop in place of `times` equal ones: what it saves counts that often."""
+        before, self.repeat = self.repeat, times
+        try:
+            yield
+        finally:
+            self.repeat = before
+
+    @contextmanager
+    def hook(self, hook: Hook) -> Iterator[None]:
+        """Inside, `hook` receives what ops save."""
+        self._hooks.append(hook)
+        try:
+            yield
+        finally:
+            self._hooks.pop()
+
+    def pack_outside(self, tensor: Tensor, op: str, reason: str) -> Handle:
+        """Save a tensor as the code around the innermost hook would (a checkpoint's own inputs)."""
+        return self._hooks[-1].pack(tensor, op, reason)
+
+    # --- accounting -------------------------------------------------------------------------------------------
+
+    def count_flops(self, flops: int) -> None:
+        """`flops` of a forward op: into the run, or into the replay that is going on."""
+        if self.replaying:
+            self.replayed_flops += flops * self.repeat
+        else:
+            self.flops += flops * self.repeat
+
+
+@dataclass(slots=True)
+class StageTrace:
+    """What one stage (embedding, a layer, the head) did to memory; bytes, absolute unless said otherwise."""
+
+    forward_start: int = 0
+    forward_end: int = 0
+    forward_peak: int = 0
+    backward_start: int = 0
+    backward_end: int = 0
+    backward_peak: int = 0
+    flops: int = 0
+    replayed_flops: int = 0
+    gradient_bytes: int = 0
+    parameters: list[str] = field(default_factory=list)
+
+
+ACCUMULATE_FIRST = 1 << 62
+"""AccumulateGrad runs before anything else that is ready (its sequence number is the largest there is)."""
+
+
+def _accumulate(node: Node, grads: list[Tensor]) -> tuple[()]:
+    """The first gradient is taken over, not copied (torch/csrc/autograd/functions/accumulate_grad.h)."""
+    tape: Tape = node.extra
+    tape.gradient_bytes += grads[0].storage.disown()
+    return ()
+
+
+__all__ = ["Handle", "Hook", "Kept", "SavedTensor", "StageTrace", "Tape", "rounded"]

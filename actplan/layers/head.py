@@ -1,0 +1,105 @@
+"""What stands around the layers: embedding, position tables, masks, final norm, output projection and loss."""
+
+from __future__ import annotations
+
+from ..autograd import Tensor
+from ..ops import embedding as ops
+from ..ops import loss as losses
+from ..ops.elementwise import to
+from ..ops.linear import linear
+from ..ops.rope import Tables
+from ..ops.views import contiguous, narrow, reshape, view
+from ..spec import Attention, Model, Run
+from ..units import BOOL, FP32, INT64, DType
+from .scope import Scope
+
+
+def embed(m: Scope, ids: Tensor, vocabulary: int, hidden: int) -> Tensor:
+    """`torch.nn.Embedding`."""
+    return ops.embedding(ids, m.parameter("weight", vocabulary, hidden))
+
+
+def rope_tables(m: Scope, batch: int, length: int, dim: int, dtype: DType) -> Tables:
+    """cos and sin [batch, T, dim] (LlamaRotaryEmbedding.forward): computed in fp32, kept in the model's type."""
+    tape = m.tape
+    freqs = tape.empty((batch, length, dim // 2), FP32, "mul")
+    emb = tape.empty((batch, length, dim), FP32, "cat")
+    cos = _scaled(emb, "cos")
+    sin = _scaled(emb, "sin")
+    del freqs
+    return to(cos, dtype), to(sin, dtype)
+
+
+def _scaled(emb: Tensor, op: str) -> Tensor:
+    plain = emb.tape.empty(emb.shape, FP32, op)
+    return emb.tape.empty(plain.shape, FP32, "mul")
+
+
+def eager_mask(m: Scope, batch: int, length: int, dtype: DType) -> Tensor:
+    """The T × T additive mask of eager attention (transformers/masking_utils.py, eager_mask)."""
+    allowed = m.tape.empty((batch, 1, length, length), BOOL, "mask")
+    return m.tape.empty(allowed.shape, dtype, "where")
+
+
+def bool_mask(m: Scope, batch: int, length: int, dtype: DType) -> Tensor:
+    """The T × T boolean mask that sdpa is given (transformers/masking_utils.py, sdpa_mask)."""
+    return m.tape.empty((batch, 1, length, length), BOOL, "mask")
+
+
+def position_ids(m: Scope, length: int) -> Tensor:
+    """`torch.arange(T) + past`."""
+    first = m.tape.empty((length,), INT64, "arange")
+    return m.tape.empty(first.shape, INT64, "add")
+
+
+def output_weight(m: Scope, model: Model) -> Tensor:
+    """The output projection's weight: the embedding's own where they are tied."""
+    path = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
+    return m.tape.parameter(path, (model.vocab_size, model.hidden_size), m.dtype)
+
+
+def logits(m: Scope, hidden: Tensor, model: Model) -> Tensor:
+    """The output projection, [B, T, hidden] to [B, T, vocabulary]."""
+    return linear(hidden, output_weight(m, model))
+
+
+def causal_loss(m: Scope, logits: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
+    """transformers/loss/loss_utils.py, ForCausalLMLoss: in fp32, labels padded by one and shifted."""
+    logits = to(logits, FP32)
+    labels = m.tape.empty((labels.shape[0], labels.shape[1] + 1), INT64, "constant_pad_nd")
+    shifted = contiguous(narrow(labels, 1, 1, labels.shape[1] - 1))
+    logits = view(logits, -1, vocabulary)
+    shifted = view(shifted, -1)
+    return losses.cross_entropy(logits, shifted)
+
+
+def naive_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, *, hold_logits: bool) -> tuple[Tensor, Tensor | None]:
+    """Logits for all tokens, then cross-entropy; also the logits, where the caller keeps them."""
+    scores = m.call("lm_head", logits, hidden, model)
+    loss = causal_loss(m, scores, ids, model.vocab_size)
+    return loss, scores if hold_logits else None
+
+
+def fused_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model) -> Tensor:
+    """Liger's linear cross-entropy in place of output projection and loss."""
+    flat = reshape(hidden, -1, hidden.shape[-1])
+    return losses.fused_linear_cross_entropy(flat, output_weight(m, model), view(ids, -1))
+
+
+def needs_tables(model: Model) -> int | None:
+    """The rotary dimension of the tables, None for a model without positions of that kind."""
+    for layer in model.layers:
+        if isinstance(layer.mixer, Attention) and layer.mixer.rope:
+            return int(layer.mixer.head_dim * model.rope.fraction)
+    return None
+
+
+def is_masked(model: Model, run: Run) -> bool:
+    """Whether Transformers hands sdpa a mask: some window is shorter than the sequence
+    (masking_utils.py, _ignore_causal_mask_sdpa)."""
+    return any(
+        isinstance(layer.mixer, Attention)
+        and layer.mixer.sliding_window is not None
+        and layer.mixer.sliding_window <= run.sequence_length
+        for layer in model.layers
+    )

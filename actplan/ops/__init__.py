@@ -1,0 +1,1 @@
+"""Op rules: what an op allocates, what it saves, and what its backward allocates. One file a family."""

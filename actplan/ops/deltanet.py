@@ -1,0 +1,118 @@
+"""Gated DeltaNet's kernels: the causal convolution and the chunked delta rule, fused and as torch ops."""
+
+from __future__ import annotations
+
+from ..autograd.node import Node
+from ..autograd.tensor import Tensor
+from ..units import FP32
+from .elementwise import like, silu
+from .function import custom, new, raw_contiguous
+from .views import attach, narrow, unsqueeze
+
+CHUNK = 64
+"""Tokens of a chunk (fla/ops/gated_delta_rule/chunk.py; Transformers' fallback has the same)."""
+
+
+def _conv_kernel_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    x, weight = node.unpack(0), node.unpack(1)
+    dx = like(x, "causal_conv1d_bwd")
+    accumulated = new(weight, weight.shape, FP32, "causal_conv1d_bwd")
+    return [dx, accumulated if weight.dtype is FP32 else new(weight, weight.shape)]
+
+
+def causal_conv1d(x: Tensor, weight: Tensor) -> Tensor:
+    """causal_conv1d_fn with SiLU, [B, channels, T]: keeps its input; the activation is computed again
+    (causal_conv1d/causal_conv1d_interface.py)."""
+    out = like(x, "causal_conv1d")
+    saves = [(x, "the input of the causal convolution"), (weight, "the weight of the causal convolution")]
+    custom("CausalConv1dFn", _conv_kernel_backward, (x, weight), saves, [out])
+    return out
+
+
+def _conv_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    x, weight = node.unpack(0), node.unpack(1)
+    return [new(x, x.shape, op="convolution_backward"), new(weight, weight.shape, op="convolution_backward")]
+
+
+def conv1d(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+    """Depthwise `F.conv1d` of [B, C, T] by [C, 1, k]: saves input and weight; T grows by 2·padding - k + 1."""
+    node = x.tape.node("ConvolutionBackward0", _conv_backward, (x, weight))
+    x.tape.save(node, x, "the input of a convolution, for the weight's gradient")
+    x.tape.save(node, weight, "the weight of a convolution")
+    length = x.shape[2] + 2 * padding - weight.shape[2] + 1
+    x.tape.count_flops(2 * x.shape[0] * x.shape[1] * length * weight.shape[2])
+    return attach(new(x, (*x.shape[:2], length), op="convolution"), node)
+
+
+def causal_conv1d_torch(x: Tensor, weight: Tensor) -> Tensor:
+    """Transformers' fallback for causal_conv1d_fn: pad by k - 1 on both sides, cut to T, SiLU."""
+    out = narrow(conv1d(x, unsqueeze(weight, 1), weight.shape[1] - 1), 2, 0, x.shape[2])
+    return silu(out)
+
+
+def delta_rule_flops(batch: int, length: int, heads: int, key_dim: int, value_dim: int) -> int:
+    """Matrix products of the chunked delta rule's forward (Yang et al., arXiv 2412.06464, section 3.3).
+
+    A chunk of C tokens of a head: K·Kᵀ and Q·Kᵀ (C²·dk each), the solved keys and values and A·V
+    (C²·dk + 2·C²·dv), and three products with the state (C·dk·dv each); two FLOPs a multiplication.
+    """
+    chunks = -(-length // CHUNK)
+    within = CHUNK * CHUNK * (3 * key_dim + 2 * value_dim)
+    state = 3 * CHUNK * key_dim * value_dim
+    return 2 * batch * heads * chunks * (within + state)
+
+
+def _fla_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    q, _, k, _, v, g, beta, _ = (node.unpack(i) for i in range(8))
+    batch, length, _, dim = q.shape
+    heads, value_dim = v.shape[2:]
+    w = new(k, (batch, length, heads, dim), op="w")
+    u = new(k, (batch, length, heads, value_dim), op="u")
+    h = new(k, (batch, -(-length // CHUNK), heads, dim, value_dim), op="h")
+    v_new = new(u, u.shape, op="v_new")
+    dv = new(u, u.shape, op="dv")
+    dh = new(h, h.shape, op="dh")
+    dv2 = new(u, u.shape, op="dv2")
+    dq_heads = new(k, (batch, length, heads, dim), FP32, "dq")
+    dk_heads = new(k, dq_heads.shape, FP32, "dk")
+    dw = new(w, w.shape, op="dw")
+    made = [new(t, t.shape) for t in (q, k, v, g, beta)]
+    del w, u, h, v_new, dv, dh, dv2, dq_heads, dk_heads, dw
+    return made
+
+
+def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """chunk_gated_delta_rule of q, k [B, T, H, dk], v [B, T, HV, dv], g and beta [B, T, HV], with its norm of q and k.
+
+    fla/ops/gated_delta_rule/chunk.py and fla/modules/l2norm.py, fla-core 0.6.0: keeps the normalised q and k with
+    their norms, v, the cumulative gate in fp32, beta and the chunk matrices A; states are computed again.
+    """
+    inputs = (q, k, v, g, beta)
+    q, k, v, g, beta = (raw_contiguous(x) for x in inputs)
+    batch, length, heads, dim = q.shape
+    value_heads, value_dim = v.shape[2:]
+    q_norm, k_norm = new(q, q.shape, op="l2norm"), new(k, k.shape, op="l2norm")
+    q_rstd, k_rstd = (new(q, (batch, length, heads), FP32, "rstd") for _ in range(2))
+    g_sum = new(q, (batch, length, value_heads), FP32, "chunk_local_cumsum")
+    A = new(k, (batch, length, value_heads, CHUNK), op="A")
+    w = new(k, (batch, length, value_heads, dim), op="w")
+    u = new(k, (batch, length, value_heads, value_dim), op="u")
+    h = new(k, (batch, -(-length // CHUNK), value_heads, dim, value_dim), op="h")
+    v_new = new(u, u.shape, op="v_new")
+    out = new(v, (batch, length, value_heads, value_dim), op="chunk_gated_delta_rule")
+    q.tape.count_flops(delta_rule_flops(batch, length, value_heads, dim, value_dim))
+    saves = [
+        (q_norm, "the normalised queries"),
+        (q_rstd, "the norms of the queries"),
+        (k_norm, "the normalised keys"),
+        (k_rstd, "the norms of the keys"),
+        (v, "the values"),
+        (g_sum, "the cumulative gate of each chunk"),
+        (beta, "the write strength"),
+        (A, "the solved 64 × 64 matrix of each chunk"),
+    ]
+    custom("ChunkGatedDeltaRuleFunction", _fla_backward, inputs, saves, [out])
+    del w, u, h, v_new
+    return out
+
+

@@ -1,0 +1,21 @@
+"""Token embedding."""
+
+from __future__ import annotations
+
+from ..autograd.node import Node
+from ..autograd.tensor import Tensor
+from .views import attach
+
+
+def _backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    node.unpack(0)
+    return (grads[0].tape.empty(node.extra, grads[0].dtype, "embedding_dense_backward"),)
+
+
+def embedding(indices: Tensor, weight: Tensor) -> Tensor:
+    """`F.embedding`: saves the indices; its gradient is dense, vocabulary × hidden."""
+    node = weight.tape.node("EmbeddingBackward0", _backward, (weight,))
+    if node is not None:
+        node.extra = weight.shape
+    weight.tape.save(node, indices, "the token ids, to know which rows get a gradient")
+    return attach(weight.tape.empty((*indices.shape, weight.shape[1]), weight.dtype, "embedding"), node)

@@ -1,0 +1,64 @@
+"""Rotary position embedding: its tables, and its application to queries and keys."""
+
+from __future__ import annotations
+
+from ..autograd.node import Node
+from ..autograd.tensor import Tensor
+from .elementwise import add, mul, neg
+from .function import custom, new
+from .views import cat, narrow, raw_transpose, unsqueeze
+
+Tables = tuple[Tensor, Tensor]
+"""cos and sin, [1 or B, T, rotary_dim]."""
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """(-x2, x1) of the two halves of the last dimension."""
+    half = x.shape[-1] // 2
+    x1 = narrow(x, -1, 0, half)
+    x2 = narrow(x, -1, half, x.shape[-1] - half)
+    return cat((neg(x2), x1), -1)
+
+
+def rotate(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """Llama's apply_rotary_pos_emb over whole heads [B, H, T, D]."""
+    cos, sin = unsqueeze(tables[0], 1), unsqueeze(tables[1], 1)
+    q_embed = add(mul(q, cos), mul(rotate_half(q), sin))
+    k_embed = add(mul(k, cos), mul(rotate_half(k), sin))
+    return q_embed, k_embed
+
+
+def rotate_part(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """The first rotary_dim of each head; the rest passes by and is joined again (Phi-3, Qwen3.5, GPT-NeoX)."""
+    cos, sin = unsqueeze(tables[0], 1), unsqueeze(tables[1], 1)
+    dim = cos.shape[-1]
+    q_rot, q_pass = narrow(q, -1, 0, dim), narrow(q, -1, dim, q.shape[-1] - dim)
+    k_rot, k_pass = narrow(k, -1, 0, dim), narrow(k, -1, dim, k.shape[-1] - dim)
+    q_embed = add(mul(q_rot, cos), mul(rotate_half(q_rot), sin))
+    k_embed = add(mul(k_rot, cos), mul(rotate_half(k_rot), sin))
+    q_embed = cat((q_embed, q_pass), -1)
+    k_embed = cat((k_embed, k_pass), -1)
+    return q_embed, k_embed
+
+
+def _liger_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    made: list[Tensor | None] = []
+    for grad in grads:
+        batch, heads, length, dim = grad.shape
+        turned = raw_transpose(grad, 1, 2)
+        if not turned.is_contiguous:
+            turned = new(grad, (batch, length, heads, dim), op="clone")
+        made.append(raw_transpose(turned, 1, 2))
+    return [*made, None, None]
+
+
+def liger_rotate(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """Liger's: in place on tokens-first copies (none where they are so already); keeps only the tables
+    (liger_kernel/ops/rope.py, 0.8.5)."""
+    turned = []
+    for x in (q, k):
+        y = raw_transpose(x, 1, 2)
+        turned.append(raw_transpose(y if y.is_contiguous else new(x, y.shape, op="clone"), 1, 2))
+    saves = [(table, "rope's table") for table in tables]
+    custom("LigerRopeFunction", _liger_backward, (q, k, *tables), saves, turned)
+    return turned[0], turned[1]
