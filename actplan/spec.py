@@ -125,6 +125,21 @@ class Model(Spec):
                 return size
         return n
 
+    def pattern(self) -> str:
+        """The layers in words: `16 x [3 x gated_deltanet, full_attention]`."""
+        size = self.block()
+        runs: list[tuple[str, int]] = []
+        for layer in self.layers[:size]:
+            if runs and runs[-1][0] == layer.kind:
+                runs[-1] = (layer.kind, runs[-1][1] + 1)
+            else:
+                runs.append((layer.kind, 1))
+        inner = ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in runs)
+        times = len(self.layers) // size
+        if times == 1:
+            return inner
+        return f"{times} x {inner}" if size == 1 else f"{times} x [{inner}]"
+
     def layer_kinds(self) -> dict[str, int]:
         """Kind -> how many layers, in order of first appearance."""
         counts: dict[str, int] = {}

@@ -54,8 +54,11 @@ class SavedTensor:
     nbytes: int
     reason: str
     stage: int
-    shared: str | None
+    born: int
+    owner: str | None
     count: int = 1
+    users: set[int] = field(default_factory=set)
+    """The stages that save it, kept for shared tables only."""
 
 
 class Recorder:
@@ -96,10 +99,8 @@ class Tape:
         self.path = ""
         self.stage = OUTSIDE
         self.repeat = 1
-        self.stages: list[StageTrace] = []
         self._sequence = 0
         self._hooks: list[Hook] = [Recorder(self)]
-        self._entered: dict[int, SavedTensor] = {}
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Tape:
         for size in shape:
             nbytes *= size
         storage = Storage(nbytes, self.meter, self.path, op, shape, dtype.name)
-        storage.repeat = self.repeat
+        storage.stage, storage.repeat = self.stage, self.repeat
         return Tensor(self, shape, contiguous_strides(shape) if strides is None else strides, dtype, storage)
 
     def parameter(self, path: str, shape: Shape, dtype: DType, *, trainable: bool = True) -> Tensor:
@@ -120,7 +121,7 @@ class Tape:
             for size in shape:
                 nbytes *= size
             storage = Storage(nbytes, None, path, "parameter")
-            storage.owner = "parameter:" + path
+            storage.owner, storage.stage = "parameter:" + path, self.stage
             found = Tensor(self, shape, contiguous_strides(shape), dtype, storage)
             found.parameter = path
             found.requires_grad = trainable and self.trainable
@@ -161,14 +162,15 @@ class Tape:
 
     def enter(self, storage: Storage, tensor: Tensor, op: str, reason: str) -> None:
         """Write a storage into the ledger, unless it is there."""
-        key = id(storage)
-        if key in self._entered:
+        if storage.row is not None:
+            storage.row.users.add(self.stage)
             return
         row = SavedTensor(
             self.path, op, tensor.shape, tensor.dtype.name, storage.nbytes, reason, self.stage,
-            storage.owner, storage.repeat,
+            storage.stage, storage.owner, storage.repeat,
         )  # fmt: skip
-        self._entered[key] = row
+        row.users.add(self.stage)
+        storage.row = row
         self.ledger.append(row)
 
     @contextmanager
@@ -210,13 +212,14 @@ class StageTrace:
     forward_start: int = 0
     forward_end: int = 0
     forward_peak: int = 0
+    forward_event: int = 0
     backward_start: int = 0
     backward_end: int = 0
     backward_peak: int = 0
+    backward_event: int = 0
     flops: int = 0
     replayed_flops: int = 0
     gradient_bytes: int = 0
-    parameters: list[str] = field(default_factory=list)
 
 
 ACCUMULATE_FIRST = 1 << 62

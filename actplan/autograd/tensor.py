@@ -14,7 +14,7 @@ from .meter import Meter, rounded
 
 if TYPE_CHECKING:
     from .node import Node
-    from .tape import Tape
+    from .tape import SavedTensor, Tape
 
 Shape = tuple[int, ...]
 
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 class Storage:
     """A block of memory. `meter` is None for parameters and for gradients once they are accumulated."""
 
-    __slots__ = ("_meter", "_size", "module", "nbytes", "op", "owner", "repeat")
+    __slots__ = ("_meter", "_size", "module", "nbytes", "op", "owner", "repeat", "row", "stage")
 
     def __init__(
         self, nbytes: int, meter: Meter | None, module: str, op: str, shape: Shape = (), dtype: str = ""
@@ -30,6 +30,10 @@ class Storage:
         self.nbytes, self.module, self.op = nbytes, module, op
         self.owner: str | None = None
         """The parameter or shared table this storage is; None for everything born in a layer."""
+        self.row: SavedTensor | None = None
+        """Its row in the ledger, once it is saved."""
+        self.stage = -1
+        """The stage it was born in."""
         self.repeat = 1
         """How many alike this one stands for, once it is saved: a loop's folded steps (`Tape.folded`)."""
         self._meter = meter

@@ -8,7 +8,7 @@ from ..ops.rope import Tables
 from ..ops.views import contiguous, narrow, reshape, split, transpose, view
 from ..spec import Attention, NormType
 from .norm import norm
-from .scope import Scope, linear
+from .scope import Scope, column, row
 
 
 def attention(
@@ -24,7 +24,7 @@ def attention(
     output = contiguous(reshape(output, *lead, -1))
     if gate is not None:
         output = mul(output, sigmoid(gate))
-    output = m.call("o_proj", linear, output, x.shape[-1], spec.out_bias)
+    output = m.call("o_proj", row, output, x.shape[-1], spec.out_bias)
     return output, weights
 
 
@@ -38,17 +38,17 @@ def _separate(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Proj
     query_width = spec.num_attention_heads * dim
     kv_width = spec.num_key_value_heads * dim
     if spec.output_gate:
-        both = view(m.call("q_proj", linear, x, 2 * query_width, spec.qkv_bias), *lead, -1, 2 * dim)
+        both = view(m.call("q_proj", column, x, 2 * query_width, spec.qkv_bias), *lead, -1, 2 * dim)
         query, gate = split(both, [dim, dim], -1)
         del both
         gate = reshape(gate, *lead, -1)
         query = view(query, *lead, -1, dim)
     else:
-        query = view(m.call("q_proj", linear, x, query_width, spec.qkv_bias), *lead, -1, dim)
+        query = view(m.call("q_proj", column, x, query_width, spec.qkv_bias), *lead, -1, dim)
     query = transpose(m.call("q_norm", norm, query, norm_type) if spec.qk_norm else query, 1, 2)
-    key = view(m.call("k_proj", linear, x, kv_width, spec.qkv_bias), *lead, -1, dim)
+    key = view(m.call("k_proj", column, x, kv_width, spec.qkv_bias), *lead, -1, dim)
     key = transpose(m.call("k_norm", norm, key, norm_type) if spec.qk_norm else key, 1, 2)
-    value = view(m.call("v_proj", linear, x, kv_width, spec.qkv_bias), *lead, -1, dim)
+    value = view(m.call("v_proj", column, x, kv_width, spec.qkv_bias), *lead, -1, dim)
     return query, key, transpose(value, 1, 2), gate
 
 
@@ -57,7 +57,7 @@ def _fused(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Project
     lead, dim = x.shape[:-1], spec.head_dim
     query_width = spec.num_attention_heads * dim
     kv_width = spec.num_key_value_heads * dim
-    qkv = m.call("qkv_proj", linear, x, query_width + 2 * kv_width, spec.qkv_bias)
+    qkv = m.call("qkv_proj", column, x, query_width + 2 * kv_width, spec.qkv_bias)
     query = narrow(qkv, -1, 0, query_width)
     key = narrow(qkv, -1, query_width, kv_width)
     value = narrow(qkv, -1, query_width + kv_width, kv_width)

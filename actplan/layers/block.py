@@ -17,12 +17,18 @@ def decoder_layer(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, 
     """[B, T, hidden] to the same (models/llama/modeling_llama.py, LlamaDecoderLayer)."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
-    if isinstance(spec.mixer, Attention):
-        hidden, _ = m.call("self_attn", attention, hidden, spec.mixer, spec.norm, tables, mask)
-    else:
-        hidden = m.call("linear_attn", gated_deltanet, hidden, spec.mixer)
+    hidden, _ = mixer(m, hidden, spec, tables, mask)
     hidden = add(residual, hidden)
     residual = hidden
     hidden = m.call("post_attention_layernorm", norm, hidden, spec.norm)
     hidden = m.call("mlp", mlp, hidden, spec.mlp)
     return add(residual, hidden)
+
+
+def mixer(
+    m: Scope, x: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The token mixer of a layer, under the name that its model gives it; also its probabilities, if it has any."""
+    if isinstance(spec.mixer, Attention):
+        return m.call("self_attn", attention, x, spec.mixer, spec.norm, tables, mask)
+    return m.call("linear_attn", gated_deltanet, x, spec.mixer), None

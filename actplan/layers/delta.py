@@ -8,7 +8,7 @@ from ..ops.elementwise import add, add_scalar, exp, mean_last, mul, neg, rsqrt, 
 from ..ops.views import reshape, split, squeeze, transpose
 from ..spec import GatedDeltaNet
 from ..units import FP32
-from .scope import Scope, linear
+from .scope import Scope, column, row
 
 
 def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
@@ -19,12 +19,12 @@ def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
     channels = 2 * key_width + value_width
     conv_weight = m.call("conv1d", _conv_weight, channels, spec.conv_kernel_size)
 
-    mixed_qkv = m.call("in_proj_qkv", linear, x, channels)
+    mixed_qkv = m.call("in_proj_qkv", column, x, channels)
     mixed_qkv = transpose(mixed_qkv, 1, 2)
-    z = m.call("in_proj_z", linear, x, value_width)
+    z = m.call("in_proj_z", column, x, value_width)
     z = reshape(z, batch, length, -1, spec.value_head_dim)
-    b = m.call("in_proj_b", linear, x, spec.num_value_heads)
-    a = m.call("in_proj_a", linear, x, spec.num_value_heads)
+    b = m.call("in_proj_b", column, x, spec.num_value_heads)
+    a = m.call("in_proj_a", column, x, spec.num_value_heads)
 
     mixed_qkv = m.kernels.causal_conv(mixed_qkv, squeeze(conv_weight, 1))
     mixed_qkv = transpose(mixed_qkv, 1, 2)
@@ -43,7 +43,7 @@ def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
     z = reshape(z, -1, spec.value_head_dim)
     output = m.call("norm", m.kernels.gated_norm, output, z)
     output = reshape(output, batch, length, -1)
-    return m.call("out_proj", linear, output, hidden)
+    return m.call("out_proj", row, output, hidden)
 
 
 def _conv_weight(m: Scope, channels: int, width: int) -> Tensor:

@@ -37,6 +37,26 @@ class Walk:
     def saved_bytes(self) -> int:
         return sum(row.nbytes * row.count for row in self.tape.ledger)
 
+    @property
+    def peak_stage(self) -> int:
+        """The stage in which allocation is highest; of two equals, the forward's and then the later one."""
+        forward = self.peak_forward_bytes >= self.peak_backward_bytes
+        peaks = [s.forward_peak if forward else s.backward_peak for s in self.stages]
+        return max(range(len(peaks)), key=lambda i: (peaks[i], i))
+
+    @property
+    def peak_event(self) -> int:
+        """The number of the allocation that made the peak (`Meter.photograph`)."""
+        forward = self.peak_forward_bytes >= self.peak_backward_bytes
+        stage = self.stages[self.peak_stage]
+        return stage.forward_event if forward else stage.backward_event
+
+    def stage_name(self, stage: int) -> str:
+        """`embedding`, `layer 3` or `head`."""
+        if stage == 0:
+            return "embedding"
+        return "head" if stage == len(self.stages) - 1 else f"layer {stage - 1}"
+
 
 def walk(model: Model, run: Run, segments: tuple[Segment, ...] = (), *, tape: Tape | None = None) -> Walk:
     """Run forward, loss and backward of `model` with these layers checkpointed."""
@@ -72,6 +92,7 @@ class _Stepper:
 
     def end(self, stage: int) -> None:
         tape, trace = self.tape, self.stages[stage]
+        trace.forward_event = tape.meter.peak_event
         trace.forward_peak, trace.forward_end = tape.meter.mark(), tape.meter.live
         trace.flops = tape.flops - self.flops
         tape.stage = OUTSIDE
@@ -81,6 +102,7 @@ class _Stepper:
         tape = self.tape
         if self.current is not None:
             trace = self.stages[self.current]
+            trace.backward_event = tape.meter.peak_event
             trace.backward_peak, trace.backward_end = tape.meter.mark(), tape.meter.live
             trace.replayed_flops = tape.replayed_flops - self.replayed
             trace.gradient_bytes = tape.gradient_bytes - self.gradients
@@ -98,6 +120,7 @@ def _forward(
     ids = _token_ids(m.tape, run)
     hidden = m.call("model", _language_model, ids, model, run, segments, stepper)
     if run.loss == "none":
+        head.output_weight(m, model)  # the model has it, this run does not use it
         stepper.end(model.num_layers + 1)
         return hidden, None
     if run.loss == "fused":

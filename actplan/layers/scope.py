@@ -46,6 +46,16 @@ class Scope:
 
 
 def linear(m: Scope, x: Tensor, out_features: int, bias: bool = False) -> Tensor:
-    """`torch.nn.Linear`."""
+    """`torch.nn.Linear`, whole on every rank."""
     weight = m.parameter("weight", out_features, x.shape[-1])
     return ops.linear(x, weight, m.parameter("bias", out_features) if bias else None)
+
+
+def column(m: Scope, x: Tensor, out_features: int, bias: bool = False) -> Tensor:
+    """A linear whose outputs tensor parallelism divides (q, k, v, gate, up)."""
+    return linear(m, x, out_features, bias)
+
+
+def row(m: Scope, x: Tensor, out_features: int, bias: bool = False) -> Tensor:
+    """A linear whose inputs tensor parallelism divides, and whose output it sums (o, down)."""
+    return linear(m, x, out_features, bias)
