@@ -1,0 +1,222 @@
+"""Transformers' configuration classes, one reader a model type: a config -> the fields of a document.
+
+Defaults are those of Transformers 5.24's own classes (`models/<family>/configuration_<family>.py`), biases
+and the layers that slide those of its modules (`modeling_<family>.py`), read and checked against models
+built on the meta device. Sizes that name a model (hidden, layers, heads, vocabulary) have no default here.
+Which modules Liger replaces is from liger-kernel 0.8.5, `transformers/monkey_patch.py`: the default
+arguments of `apply_liger_kernel_to_<family>`.
+
+A new family is a function with `@reader("its_model_type")`, built of the helpers in `family_parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..errors import InputError
+from .family_parts import (
+    NO_ROPE,
+    Fields,
+    attention,
+    bias_on_all,
+    derived_head_dim,
+    every,
+    kinds_without_rope,
+    layer_types,
+    layers,
+    mlp,
+    num_layers,
+    rope,
+    rope_flags,
+    rotary_fraction,
+    trunk,
+    window_or_refuse,
+    windowed,
+)
+from .hf_config import Config
+from .left_out import multi_token_prediction, qwen3_5_vision
+
+Reader = Callable[[Config], Fields]
+READERS: dict[str, Reader] = {}
+
+
+def reader(model_type: str) -> Callable[[Reader], Reader]:
+    """Register the reader of a model type."""
+
+    def register(read: Reader) -> Reader:
+        READERS[model_type] = read
+        return read
+
+    return register
+
+
+@reader("llama")
+def llama(config: Config) -> Fields:
+    """configuration_llama.py: heads of hidden_size / heads; attention_bias on all four projections; mlp_bias.
+    `sliding_window` and `pretraining_tp` are not read by modeling_llama.py."""
+    heads = config.required("num_attention_heads")
+    return {
+        **trunk(config),
+        **layers(["full_attention"] * num_layers(config)),
+        "attention": {
+            **attention(config, key_value_heads=heads, head_dim=derived_head_dim(config)),
+            **bias_on_all(config),
+        },
+        "mlp": mlp(config, bias=config.flag("mlp_bias", False)),
+    }
+
+
+@reader("mistral")
+def mistral(config: Config) -> Fields:
+    """configuration_mistral.py: 8 key-value heads and a window of 4096 when absent (null: none); the window
+    is every layer's (modeling_mistral.py builds one mask), `layer_types` is not read; no biases."""
+    window = config.integer("sliding_window", absent=4096)
+    kind = "full_attention" if window is None else "sliding_attention"
+    return {
+        **trunk(config),
+        **layers([kind] * num_layers(config)),
+        "attention": attention(config, key_value_heads=8, head_dim=derived_head_dim(config), window=window),
+        "mlp": mlp(config),
+    }
+
+
+@reader("qwen2")
+def qwen2(config: Config) -> Fields:
+    """configuration_qwen2.py: 32 key-value heads when absent; a bias on q, k and v, none on o
+    (modeling_qwen2.py); `head_dim` is read although the class does not declare it."""
+    kinds, window = windowed(config)
+    return {
+        **trunk(config),
+        **layers(kinds),
+        "attention": {
+            **attention(config, key_value_heads=32, head_dim=derived_head_dim(config), window=window),
+            "qkv_bias": True,
+        },
+        "mlp": mlp(config),
+    }
+
+
+@reader("qwen3")
+def qwen3(config: Config) -> Fields:
+    """configuration_qwen3.py: heads of 128 when absent, whatever hidden_size is; attention_bias on all four
+    projections; an RMSNorm on each head of q and k."""
+    kinds, window = windowed(config)
+    return {
+        **trunk(config),
+        **layers(kinds),
+        "attention": {
+            **attention(config, key_value_heads=32, head_dim=config.size("head_dim", 128), window=window),
+            **bias_on_all(config),
+            "qk_norm": True,
+        },
+        "mlp": mlp(config),
+    }
+
+
+@reader("smollm3")
+def smollm3(config: Config) -> Fields:
+    """configuration_smollm3.py: tied embeddings and 4 key-value heads when absent; every fourth layer has
+    no rope (`no_rope_layers` holds 1 where there *is* rope); without `layer_types`, only layers without
+    rope slide."""
+    count = num_layers(config)
+    ropes = rope_flags(config, count)
+    window = (
+        config.integer("sliding_window", absent=None) if config.flag("use_sliding_window", False) else None
+    )
+    types = layer_types(
+        config, count, {"full_attention": "full_attention", "sliding_attention": "sliding_attention"}
+    )
+    if types is None:
+        types = ["full_attention" if window is None or rope else "sliding_attention" for rope in ropes]
+    elif "sliding_attention" in types and window is None:
+        window = window_or_refuse(config)
+    kinds = [kind if rope else kind + NO_ROPE for kind, rope in zip(types, ropes, strict=True)]
+    return {
+        **trunk(config, tied=True),
+        **layers(kinds),
+        **kinds_without_rope(kinds),
+        "attention": {
+            **attention(config, key_value_heads=4, head_dim=derived_head_dim(config), window=window),
+            **bias_on_all(config),
+        },
+        "mlp": mlp(config, bias=config.flag("mlp_bias", False)),
+    }
+
+
+@reader("phi3")
+def phi3(config: Config) -> Fields:
+    """configuration_phi3.py: q, k, v in one projection and gate, up in another; a window, if any, on every
+    layer; `embd_pdrop` is not read by modeling_phi3.py, `resid_pdrop` is."""
+    if config.fraction("resid_pdrop", 0.0) > 0:
+        raise config.refuse(
+            "resid_pdrop", "dropout on the residual stream is not modelled", "--set resid_pdrop=0"
+        )
+    window = config.integer("sliding_window", absent=None)
+    kind = "full_attention" if window is None else "sliding_attention"
+    heads = config.required("num_attention_heads")
+    fused = {"fused_qkv": True}
+    return {
+        **trunk(config),
+        **layers([kind] * num_layers(config)),
+        **rope({"fraction": rotary_fraction(config, 1.0)}),
+        "attention": {
+            **attention(config, key_value_heads=heads, head_dim=derived_head_dim(config), window=window),
+            **fused,
+        },
+        "mlp": {**mlp(config), "fused_gate_up": True},
+    }
+
+
+@reader("qwen3_5_text")
+def qwen3_5_text(config: Config) -> Fields:
+    """configuration_qwen3_5.py, Qwen3_5TextConfig: every fourth layer is full attention with an output gate
+    (always: `attn_output_gate` is not read), heads of 256 and a quarter of them rotated when absent."""
+    count = num_layers(config)
+    names = {"linear_attention": "gated_deltanet", "full_attention": "full_attention"}
+    kinds = layer_types(config, count, names) or every(config.size("full_attention_interval", 4), count)
+    fields: Fields = {
+        **trunk(config),
+        **layers(kinds),
+        "norm": "rms_zero_centered",
+        "rope": {"type": "mrope", "fraction": rotary_fraction(config, 0.25)},
+        "attention": {
+            **attention(config, key_value_heads=4, head_dim=config.size("head_dim", 256)),
+            **bias_on_all(config),
+            "qk_norm": True,
+            "output_gate": True,
+        },
+        "gated_deltanet": {
+            "num_key_heads": config.size("linear_num_key_heads", 16),
+            "num_value_heads": config.size("linear_num_value_heads", 32),
+            "key_head_dim": config.size("linear_key_head_dim", 128),
+            "value_head_dim": config.size("linear_value_head_dim", 128),
+            "conv_kernel_size": config.size("linear_conv_kernel_dim", 4),
+        },
+        "mlp": mlp(config),
+        "liger": ["rms_norm", "swiglu"],
+    }
+    predicted = multi_token_prediction(config, fields)
+    return {**fields, **({"left_out": [predicted]} if predicted else {})}
+
+
+@reader("qwen3_5")
+def qwen3_5(config: Config) -> Fields:
+    """configuration_qwen3_5.py, Qwen3_5Config: the text model in `text_config`; the vision tower is left
+    out. The text model's own `tie_word_embeddings` counts (AutoModelForCausalLM hands it `text_config`),
+    else the wrapper's."""
+    text = config.section("text_config")
+    if text is None:
+        raise InputError(
+            "missing", where=config.path("text_config"), allowed="the text model's configuration"
+        )
+    if text.get("model_type") not in (None, "qwen3_5_text"):
+        raise text.refuse("model_type", "not the text model of qwen3_5")
+    tied = text.flag("tie_word_embeddings", config.flag("tie_word_embeddings", False))
+    fields = qwen3_5_text(text)
+    left_out = [qwen3_5_vision(config), *_listed(fields.get("left_out"))]
+    config.read |= text.read
+    return {**fields, "tie_word_embeddings": tied, "left_out": left_out}
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,176 @@
+"""What the readers of `families` are built of: the fields that several model types share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import InputError
+from .fields import shown
+from .hf_config import Config
+from .pattern import MAX_LAYERS, format_pattern
+
+Fields = dict[str, object]
+NO_ROPE = "_no_rope"
+
+
+def trunk(config: Config, *, tied: bool = False) -> Fields:
+    """The fields around the layers, and the checks that every family shares."""
+    if config.get("per_layer_config") is not None:
+        raise config.refuse("per_layer_config", "layers of different configurations are not modelled here")
+    if (config.get("hidden_act") or "silu") not in ("silu", "swish"):
+        raise config.refuse("hidden_act", "this activation is not modelled yet; silu is")
+    return {
+        "hidden_size": config.required("hidden_size"),
+        "vocab_size": config.required("vocab_size"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", tied),
+    }
+
+
+def num_layers(config: Config) -> int:
+    """`num_hidden_layers`, bounded before anything is built of it."""
+    count = config.required("num_hidden_layers")
+    if count > MAX_LAYERS:
+        raise config.refuse("num_hidden_layers", f"more than {MAX_LAYERS:,} layers")
+    return count
+
+
+def layers(kinds: Sequence[str]) -> Fields:
+    """The kind of each layer, as a pattern."""
+    return {"layers": format_pattern(list(kinds))}
+
+
+def attention(config: Config, *, key_value_heads: int, head_dim: int, window: int | None = None) -> Fields:
+    """The attention section; `key_value_heads` when the field is absent (null: as many as heads)."""
+    dropout = config.fraction("attention_dropout", 0.0)
+    return {
+        "num_attention_heads": config.required("num_attention_heads"),
+        "num_key_value_heads": _key_value_heads(config, key_value_heads),
+        "head_dim": head_dim,
+        **({} if window is None else {"sliding_window": window}),
+        **({"dropout": dropout} if dropout else {}),
+    }
+
+
+def _key_value_heads(config: Config, absent: int) -> int | None:
+    heads = config.required("num_attention_heads")
+    if "num_key_value_heads" not in config.fields and heads % absent:
+        raise InputError(
+            f"absent, and Transformers' default of {absent} does not divide {heads} heads",
+            where=config.path("num_key_value_heads"),
+        )
+    return config.integer("num_key_value_heads", absent=absent, null=heads)
+
+
+def derived_head_dim(config: Config) -> int:
+    """`head_dim`; where absent or null, hidden_size / num_attention_heads, which must come out whole."""
+    if config.get("head_dim") is not None:
+        return config.size("head_dim", 1)
+    hidden, heads = config.required("hidden_size"), config.required("num_attention_heads")
+    if hidden % heads:
+        raise InputError(
+            f"absent, and hidden_size {hidden} does not divide into {heads} heads",
+            where=config.path("head_dim"),
+        )
+    return hidden // heads
+
+
+def bias_on_all(config: Config) -> Fields:
+    """`attention_bias`: on q, k, v and o alike."""
+    return {"qkv_bias": True, "out_bias": True} if config.flag("attention_bias", False) else {}
+
+
+def mlp(config: Config, *, bias: bool = False) -> Fields:
+    """The feed-forward section."""
+    return {"intermediate_size": config.required("intermediate_size"), **({"bias": True} if bias else {})}
+
+
+def layer_types(config: Config, count: int, names: dict[str, str]) -> list[str] | None:
+    """`layer_types` as kinds of ours, Transformers' legacy names included; None when absent."""
+    given = config.items("layer_types", count)
+    if given is None:
+        return None
+    names = {**names, "attention": names["full_attention"], **_legacy_linear(names)}
+    for i, word in enumerate(given):
+        if not isinstance(word, str) or word not in names:
+            got = word[:64] if isinstance(word, str) else None
+            where = config.path(f"layer_types[{i}]")
+            raise InputError(
+                f"{shown(word)} is not a layer of this model", where=where, choices=names, got=got
+            )
+    return [names[str(word)] for word in given]
+
+
+def _legacy_linear(names: dict[str, str]) -> dict[str, str]:
+    return {"mamba": names["linear_attention"]} if "linear_attention" in names else {}
+
+
+def windowed(config: Config) -> tuple[list[str], int | None]:
+    """Qwen2's and Qwen3's rule: with `use_sliding_window`, layers from `max_window_layers` (28) on slide."""
+    count = num_layers(config)
+    window = (
+        config.integer("sliding_window", absent=4096) if config.flag("use_sliding_window", False) else None
+    )
+    kinds = layer_types(
+        config, count, {"full_attention": "full_attention", "sliding_attention": "sliding_attention"}
+    )
+    if kinds is None:
+        first = count if window is None else _first_sliding(config)
+        kinds = ["full_attention" if i < first else "sliding_attention" for i in range(count)]
+    elif "sliding_attention" in kinds and window is None:
+        raise InputError(
+            "has sliding_attention, and use_sliding_window is off",
+            where=config.path("layer_types"),
+            hint="Transformers cannot build that either",
+        )
+    return kinds, window if "sliding_attention" in kinds else None
+
+
+def _first_sliding(config: Config) -> int:
+    return (
+        config.count("max_window_layers")
+        if "max_window_layers" in config.fields
+        else config.size("max_window_layers", 28)
+    )
+
+
+def window_or_refuse(config: Config) -> int:
+    window = config.integer("sliding_window", absent=None)
+    if window is None:
+        raise InputError("has sliding_attention without a sliding_window", where=config.path("layer_types"))
+    return window
+
+
+def rotary_fraction(config: Config, default: float) -> float:
+    """`partial_rotary_factor`, from the rope's own mapping first, as modeling_rope_utils.py merges them."""
+    outer = config.fraction("partial_rotary_factor", default)
+    rope = config.section("rope_scaling") or config.section("rope_parameters")
+    return outer if rope is None else rope.fraction("partial_rotary_factor", outer)
+
+
+def rope(changed: Fields) -> Fields:
+    return {} if changed == {"fraction": 1.0} else {"rope": changed}
+
+
+def every(interval: int, count: int) -> list[str]:
+    return ["gated_deltanet" if (i + 1) % interval else "full_attention" for i in range(count)]
+
+
+def rope_flags(config: Config, count: int) -> list[bool]:
+    given = config.items("no_rope_layers", count)
+    if given is None:
+        interval = config.size("no_rope_layer_interval", 4)
+        return [(i + 1) % interval != 0 for i in range(count)]
+    for i, flag in enumerate(given):
+        if flag not in (0, 1):
+            where = config.path(f"no_rope_layers[{i}]")
+            raise InputError(
+                f"{shown(flag)} is neither 0 nor 1", where=where, allowed="1 with rope, 0 without"
+            )
+    return [bool(flag) for flag in given]
+
+
+def kinds_without_rope(kinds: Sequence[str]) -> Fields:
+    used = sorted({kind for kind in kinds if kind.endswith(NO_ROPE)})
+    if not used:
+        return {}
+    return {"kinds": {k: {"mixer": k.removesuffix(NO_ROPE), "attention": {"rope": False}} for k in used}}

@@ -1,0 +1,67 @@
+"""Parameters of the parts that a configuration mentions and the planned text model does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .hf_config import Config
+
+Fields = dict[str, object]
+
+
+def qwen3_5_vision(config: Config) -> Fields:
+    """The vision tower of `vision_config`: Transformers' modeling_qwen3_5.py, Qwen3_5VisionModel.
+
+    patch_embed: a 3-d convolution with bias. pos_embed: an embedding. depth × block: two LayerNorms, qkv
+    and proj with biases, fc1 and fc2 with biases. merger: a LayerNorm, then two linears over merge² patches
+    side by side. The rotary tables are no parameters. Absent fields take Qwen3_5VisionConfig's defaults.
+    """
+    vision = config.section("vision_config") or Config({}, config.path("vision_config"))
+    h, inner = vision.size("hidden_size", 1152), vision.size("intermediate_size", 4304)
+    merged = h * vision.size("spatial_merge_size", 2) ** 2
+    patch = (
+        vision.size("in_channels", 3)
+        * vision.size("temporal_patch_size", 2)
+        * vision.size("patch_size", 16) ** 2
+    )
+    block = 2 * _layer_norm(h) + _linear(h, 3 * h) + _linear(h, h) + _linear(h, inner) + _linear(inner, h)
+    count = (
+        _linear(patch, h)
+        + vision.size("num_position_embeddings", 2304) * h
+        + vision.size("depth", 27) * block
+        + _layer_norm(h)
+        + _linear(merged, merged)
+        + _linear(merged, vision.size("out_hidden_size", 3584))
+    )
+    return {"name": "vision tower", "num_parameters": count}
+
+
+def multi_token_prediction(config: Config, fields: dict[str, Any]) -> Fields | None:
+    """The multi-token-prediction module, which Transformers skips on loading
+    (`_keys_to_ignore_on_load_unexpected`).
+
+    As released checkpoints hold it under `mtp.` (vLLM's Qwen3NextMultiTokenPredictor):
+    pre_fc_norm_embedding and pre_fc_norm_hidden, fc from both to one hidden state, `mtp_num_hidden_layers`
+    full-attention decoder layers, and a final norm. Embedding and head are the model's own, unless
+    `mtp_use_dedicated_embeddings` adds an embedding.
+    """
+    depth = config.count("mtp_num_hidden_layers")
+    own_embedding = config.flag("mtp_use_dedicated_embeddings", False)
+    if not depth:
+        return None
+    h, a = fields["hidden_size"], fields["attention"]
+    query, key_value = a["num_attention_heads"] * a["head_dim"], a["num_key_value_heads"] * a["head_dim"]
+    biases = 2 * query + 2 * key_value + h if a.get("qkv_bias") else 0
+    attention = h * (2 * query + 2 * key_value) + query * h + biases + 2 * a["head_dim"]
+    layer = attention + 3 * h * fields["mlp"]["intermediate_size"] + 2 * h
+    embedding = fields["vocab_size"] * h if own_embedding else 0
+    count = 2 * h * h + 3 * h + depth * layer + embedding
+    return {"name": "multi-token prediction", "num_parameters": count}
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    return inputs * outputs + outputs
+
+
+def _layer_norm(width: int) -> int:
+    return 2 * width

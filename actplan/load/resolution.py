@@ -1,0 +1,175 @@
+"""A document -> the model it describes.
+
+Kinds and overrides are laid over the sections; layers of equal content have equal labels and are one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..errors import InputError
+from ..spec import Attention, GatedDeltaNet, Layer, Mlp, Model
+from .document import (
+    DOCUMENT_KEYS,
+    MAX_OVERRIDDEN,
+    MIXERS,
+    MODEL_KEYS,
+    SECTIONS,
+    Change,
+    Document,
+    checked_change,
+    checked_kinds,
+    layer_names,
+    override_span,
+)
+from .fields import build, check, check_fields, fields_of, join, known_keys, mapping
+
+_Changes = tuple[int, ...]
+
+
+def resolve(document: Document) -> Model:
+    """The model that the document describes, every field checked."""
+    given = document.fields
+    known_keys(given, DOCUMENT_KEYS, "")
+    types = fields_of(Model)
+    values = {key: check(types[key].type, given[key], key) for key in MODEL_KEYS if key in given}
+    values.setdefault("title", values.get("name"))
+    model = build(Model, {**values, "source": document.source, "layers": ()}, "")
+    return msgspec.structs.replace(model, layers=_Resolver(given, model).layers(layer_names(given)))
+
+
+class _Resolver:
+    """The layers of one document."""
+
+    def __init__(self, given: Mapping[str, object], model: Model) -> None:
+        self.model = model
+        self.base = {key: check_fields(kind, given.get(key) or {}, key) for key, kind in SECTIONS.items()}
+        self.kinds = checked_kinds(given)
+        self.overrides = mapping(given.get("overrides") or {}, "overrides")
+        self.changes: list[Change] = []
+        self.labels: dict[Layer, str] = {}
+
+    def layers(self, names: tuple[str, ...]) -> tuple[Layer, ...]:
+        """Plain kinds are labelled first: an override that gives what a kind is gets that kind's label."""
+        self.check_names(names)
+        changed = self.changed_layers(len(names))
+        keys = [(name, changed.get(i, ())) for i, name in enumerate(names)]
+        built: dict[tuple[str, _Changes], Layer] = {}
+        for key in sorted(dict.fromkeys(keys), key=lambda key: bool(key[1])):
+            built[key] = self.labelled(*key)
+        return tuple(built[key] for key in keys)
+
+    def check_names(self, names: tuple[str, ...]) -> None:
+        known = (*MIXERS, *self.kinds)
+        for name in dict.fromkeys(names):
+            if name not in known:
+                raise InputError(
+                    f"unknown kind of layer {name[:64]!r}", where="layers", choices=known, got=name[:64]
+                )
+
+    def changed_layers(self, count: int) -> dict[int, _Changes]:
+        """Layer -> the overrides that touch it, by number, in the order of the document."""
+        changed: dict[int, _Changes] = {}
+        total = 0
+        for number, (key, value) in enumerate(self.overrides.items()):
+            span = override_span(key, count)
+            self.changes.append(checked_change(value, f"layers[{str(key).strip()}]"))
+            total += len(span)
+            if total > MAX_OVERRIDDEN:
+                raise InputError(f"more than {MAX_OVERRIDDEN:,} layers overridden", where="overrides")
+            for i in span:
+                changed[i] = (*changed.get(i, ()), number)
+        return changed
+
+    def layer(self, name: str, numbers: _Changes) -> Layer:
+        """The layer, still without a label."""
+        changes = [*([self.kinds[name]] if name in self.kinds else []), *(self.changes[n] for n in numbers)]
+        mixer, norm = name, self.model.norm
+        for change in changes:
+            mixer = str(change.values.get("mixer", mixer))
+            norm = change.values.get("norm", norm)  # type: ignore[assignment]
+        self.check_sections(changes, mixer)
+        return Layer(kind="", mixer=self.mixer(mixer, changes), mlp=self.mlp(changes), norm=norm)
+
+    def check_sections(self, changes: list[Change], mixer: str) -> None:
+        for change in changes:
+            for section in change.values:
+                if section in SECTIONS and section not in (MIXERS[mixer], "mlp"):
+                    raise InputError(f"a {mixer} layer has no such part", where=join(change.where, section))
+
+    def merged(self, section: str, changes: list[Change]) -> tuple[dict[str, Any], str]:
+        """The section's fields for a layer, and the path to blame for them: the last that changed them."""
+        values, where = dict(self.base[section]), section
+        for change in changes:
+            if section in change.values:
+                values.update(change.values[section])  # type: ignore[call-overload]
+                where = join(change.where, section)
+        return values, where
+
+    def mlp(self, changes: list[Change]) -> Mlp:
+        values, where = self.merged("mlp", changes)
+        return build(Mlp, values, where)
+
+    def mixer(self, mixer: str, changes: list[Change]) -> Attention | GatedDeltaNet:
+        values, where = self.merged(MIXERS[mixer], changes)
+        if MIXERS[mixer] == "gated_deltanet":
+            return _checked_deltanet(build(GatedDeltaNet, values, where), where)
+        if mixer == "full_attention":
+            values["sliding_window"] = None
+        elif values.get("sliding_window") is None:
+            raise InputError(
+                "missing",
+                where=join(where, "sliding_window"),
+                allowed="the window of the sliding_attention layers",
+            )
+        return self.checked_attention(build(Attention, values, where), where)
+
+    def checked_attention(self, attention: Attention, where: str) -> Attention:
+        heads, groups = attention.num_attention_heads, attention.num_key_value_heads
+        if heads % groups:
+            raise InputError(
+                f"{groups} key-value heads do not divide {heads} attention heads",
+                where=join(where, "num_key_value_heads"),
+            )
+        rotated = int(attention.head_dim * self.model.rope.fraction)
+        if attention.rope and (rotated < 2 or rotated % 2):
+            fraction = f"rope.fraction {self.model.rope.fraction:g}"
+            raise InputError(
+                f"{fraction} rotates {rotated} of {attention.head_dim} dimensions",
+                where=join(where, "head_dim"),
+                allowed="an even number of rotated dimensions, 2 at least",
+            )
+        if attention.dropout >= 1:
+            raise InputError(
+                "dropout of 1 keeps nothing", where=join(where, "dropout"), allowed="from 0 to below 1"
+            )
+        return attention
+
+    def labelled(self, name: str, numbers: _Changes) -> Layer:
+        """The layer with its label: its kind's name, or for what overrides made of it `name*`, `name*2`, …"""
+        layer = self.layer(name, numbers)
+        if layer not in self.labels:
+            taken = set(self.labels.values())
+            numbered = (f"{name}*{n}" for n in range(2, len(taken) + 3))
+            candidates = [name] if self.is_plain(name, numbers, layer) else [f"{name}*", *numbered]
+            self.labels[layer] = next(label for label in candidates if label not in taken)
+        return msgspec.structs.replace(layer, kind=self.labels[layer])
+
+    def is_plain(self, name: str, numbers: _Changes, layer: Layer) -> bool:
+        """Whether the overrides, if any, leave the kind as it is."""
+        try:
+            return not numbers or layer == self.layer(name, ())
+        except InputError:  # the kind alone is incomplete, and no layer is of the kind alone
+            return False
+
+
+def _checked_deltanet(net: GatedDeltaNet, where: str) -> GatedDeltaNet:
+    if net.num_value_heads % net.num_key_heads:
+        raise InputError(
+            f"{net.num_key_heads} key heads do not divide {net.num_value_heads} value heads",
+            where=join(where, "num_key_heads"),
+        )
+    return net
