@@ -10,6 +10,7 @@ from typing import Literal, Union
 
 import msgspec
 
+from .mesh import Mesh
 from .policies import NoCheckpoint, Policy
 from .units import BF16, DType
 
@@ -155,7 +156,7 @@ Loss = Literal["naive", "fused", "none"]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One training step's settings. Lengths in tokens, per rank."""
+    """One training step's settings: lengths in tokens of the whole sequence, batch per data-parallel rank."""
 
     sequence_length: int = 8192
     micro_batch_size: int = 1
@@ -164,12 +165,25 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     linear_attention: LinearAttentionKernel = "fla"
     kernels: Kernels = "hf"
     loss: Loss = "naive"
+    mesh: Mesh = Mesh()
     checkpoint: Policy = NoCheckpoint()
     checkpoint_dtype: DType | None = None
     hold_logits: bool = False
     """Whether the caller still holds the logits during backward (Transformers' Trainer does not)."""
 
     @property
+    def local_length(self) -> int:
+        """Tokens of one sequence on this rank: context parallelism divides them."""
+        return self.mesh.divide(self.sequence_length, "cp", "the sequence length")
+
+    @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch."""
-        return self.sequence_length * self.micro_batch_size
+        """Tokens of one micro-batch on this rank."""
+        return self.local_length * self.micro_batch_size
+
+    @property
+    def residual_tokens(self) -> int:
+        """Tokens whose residual this rank holds: sequence parallelism divides them once more."""
+        if not self.mesh.sp:
+            return self.tokens
+        return self.mesh.divide(self.local_length, "tp", "the local sequence length") * self.micro_batch_size

@@ -28,6 +28,12 @@ def attention(
     return output, weights
 
 
+def key_value_heads(m: Scope, spec: Attention) -> int:
+    """Key and value heads of this rank: one at least, the same on several ranks where there are too few."""
+    heads, degree = spec.num_key_value_heads, m.mesh.tp
+    return 1 if degree > heads and degree % heads == 0 else m.local(heads, "key and value heads")
+
+
 Projected = tuple[Tensor, Tensor, Tensor, "Tensor | None"]
 
 
@@ -35,8 +41,8 @@ def _separate(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Proj
     """Three projections; the query's may be twice as wide and bring a gate."""
     lead, dim = x.shape[:-1], spec.head_dim
     gate = None
-    query_width = spec.num_attention_heads * dim
-    kv_width = spec.num_key_value_heads * dim
+    query_width = m.local(spec.num_attention_heads, "attention heads") * dim
+    kv_width = key_value_heads(m, spec) * dim
     if spec.output_gate:
         both = view(m.call("q_proj", column, x, 2 * query_width, spec.qkv_bias), *lead, -1, 2 * dim)
         query, gate = split(both, [dim, dim], -1)
@@ -55,8 +61,8 @@ def _separate(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Proj
 def _fused(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Projected:
     """One projection, cut into three: slices, each of which keeps the whole."""
     lead, dim = x.shape[:-1], spec.head_dim
-    query_width = spec.num_attention_heads * dim
-    kv_width = spec.num_key_value_heads * dim
+    query_width = m.local(spec.num_attention_heads, "attention heads") * dim
+    kv_width = key_value_heads(m, spec) * dim
     qkv = m.call("qkv_proj", column, x, query_width + 2 * kv_width, spec.qkv_bias)
     query = narrow(qkv, -1, 0, query_width)
     key = narrow(qkv, -1, query_width, kv_width)

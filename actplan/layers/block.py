@@ -10,7 +10,7 @@ from .attention import attention
 from .delta import gated_deltanet
 from .mlp import mlp
 from .norm import norm
-from .scope import Scope
+from .scope import Scope, enter
 
 
 def decoder_layer(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
@@ -29,6 +29,7 @@ def mixer(
     m: Scope, x: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """The token mixer of a layer, under the name that its model gives it; also its probabilities, if it has any."""
+    x = enter(m, x)
     if isinstance(spec.mixer, Attention):
         return m.call("self_attn", attention, x, spec.mixer, spec.norm, tables, mask)
     return m.call("linear_attn", gated_deltanet, x, spec.mixer), None

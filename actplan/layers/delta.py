@@ -14,8 +14,9 @@ from .scope import Scope, column, row
 def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
     """The mixer without its norm: [B, T, hidden] to the same."""
     batch, length, hidden = x.shape
-    key_width = spec.num_key_heads * spec.key_head_dim
-    value_width = spec.num_value_heads * spec.value_head_dim
+    value_heads = m.local(spec.num_value_heads, "value heads")
+    key_width = m.local(spec.num_key_heads, "key heads") * spec.key_head_dim
+    value_width = value_heads * spec.value_head_dim
     channels = 2 * key_width + value_width
     conv_weight = m.call("conv1d", _conv_weight, channels, spec.conv_kernel_size)
 
@@ -23,8 +24,8 @@ def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
     mixed_qkv = transpose(mixed_qkv, 1, 2)
     z = m.call("in_proj_z", column, x, value_width)
     z = reshape(z, batch, length, -1, spec.value_head_dim)
-    b = m.call("in_proj_b", column, x, spec.num_value_heads)
-    a = m.call("in_proj_a", column, x, spec.num_value_heads)
+    b = m.call("in_proj_b", column, x, value_heads)
+    a = m.call("in_proj_a", column, x, value_heads)
 
     mixed_qkv = m.kernels.causal_conv(mixed_qkv, squeeze(conv_weight, 1))
     mixed_qkv = transpose(mixed_qkv, 1, 2)
@@ -35,8 +36,8 @@ def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
 
     beta = sigmoid(b)
     g = mul(
-        neg(exp(to(m.parameter("A_log", spec.num_value_heads), FP32))),
-        softplus(add(to(a, FP32), m.parameter("dt_bias", spec.num_value_heads))),
+        neg(exp(to(m.parameter("A_log", value_heads), FP32))),
+        softplus(add(to(a, FP32), m.parameter("dt_bias", value_heads))),
     )
     output = m.kernels.delta_rule(query, key, value, g, beta)
     output = reshape(output, -1, spec.value_head_dim)

@@ -11,12 +11,13 @@ from ..ops.rope import Tables
 from ..ops.views import contiguous, narrow, reshape, view
 from ..spec import Attention, Model, Run
 from ..units import BOOL, FP32, INT64, DType
-from .scope import Scope
+from .scope import Scope, enter, leave
 
 
 def embed(m: Scope, ids: Tensor, vocabulary: int, hidden: int) -> Tensor:
-    """`torch.nn.Embedding`."""
-    return ops.embedding(ids, m.parameter("weight", vocabulary, hidden))
+    """`torch.nn.Embedding`; tensor parallelism divides the vocabulary and sums."""
+    out = ops.embedding(ids, m.parameter("weight", m.local(vocabulary, "vocabulary"), hidden))
+    return leave(m, out) if m.mesh.tp > 1 else out
 
 
 def rope_tables(m: Scope, batch: int, length: int, dim: int, dtype: DType) -> Tables:
@@ -55,12 +56,12 @@ def position_ids(m: Scope, length: int) -> Tensor:
 def output_weight(m: Scope, model: Model) -> Tensor:
     """The output projection's weight: the embedding's own where they are tied."""
     path = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
-    return m.tape.parameter(path, (model.vocab_size, model.hidden_size), m.dtype)
+    return m.tape.parameter(path, (m.local(model.vocab_size, "vocabulary"), model.hidden_size), m.dtype)
 
 
 def logits(m: Scope, hidden: Tensor, model: Model) -> Tensor:
     """The output projection, [B, T, hidden] to [B, T, vocabulary]."""
-    return linear(hidden, output_weight(m, model))
+    return linear(enter(m, hidden), output_weight(m, model))
 
 
 def causal_loss(m: Scope, logits: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
@@ -68,7 +69,7 @@ def causal_loss(m: Scope, logits: Tensor, labels: Tensor, vocabulary: int) -> Te
     logits = to(logits, FP32)
     labels = m.tape.empty((labels.shape[0], labels.shape[1] + 1), INT64, "constant_pad_nd")
     shifted = contiguous(narrow(labels, 1, 1, labels.shape[1] - 1))
-    logits = view(logits, -1, vocabulary)
+    logits = view(logits, -1, m.local(vocabulary, "vocabulary"))
     shifted = view(shifted, -1)
     return losses.cross_entropy(logits, shifted)
 
@@ -82,6 +83,7 @@ def naive_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, *, hold_logi
 
 def fused_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model) -> Tensor:
     """Liger's linear cross-entropy in place of output projection and loss."""
+    hidden = enter(m, hidden)
     flat = reshape(hidden, -1, hidden.shape[-1])
     return losses.fused_linear_cross_entropy(flat, output_weight(m, model), view(ids, -1))
 

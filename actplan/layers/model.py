@@ -63,7 +63,7 @@ def walk(model: Model, run: Run, segments: tuple[Segment, ...] = (), *, tape: Ta
     tape = tape or Tape()
     result = Walk(tape, [StageTrace() for _ in range(model.num_layers + 2)])
     stepper = _Stepper(tape, result.stages)
-    m = Scope(tape, kernels(model, run, masked=head.is_masked(model, run)), run.dtype)
+    m = Scope(tape, kernels(model, run, masked=head.is_masked(model, run)), run.dtype, run.mesh)
     loss, held = _forward(m, model, run, segments, stepper)
     result.end_forward_bytes = tape.meter.live
     result.peak_forward_bytes = max(stage.forward_peak for stage in result.stages)
@@ -133,7 +133,7 @@ def _forward(
 
 def _token_ids(tape: Tape, run: Run) -> Tensor:
     """[B, T] int64, made by the data loader and so not counted as born in the step."""
-    shape = (run.micro_batch_size, run.sequence_length)
+    shape = (run.micro_batch_size, run.local_length)
     storage = Storage(8 * run.tokens, None, "input", "ids")
     storage.owner = "input:ids"
     return Tensor(tape, shape, contiguous_strides(shape), INT64, storage)
@@ -145,7 +145,7 @@ def _language_model(
     """Embedding, layers, final norm (LlamaModel.forward): what is local here lives until the layers are through."""
     stepper.begin(0)
     inputs_embeds = m.call("embed_tokens", head.embed, ids, model.vocab_size, model.hidden_size)
-    positions = head.position_ids(m, run.sequence_length)
+    positions = head.position_ids(m, run.local_length)
     mask = _mask(m, model, run)
     tables = _tables(m, model, run)
     hidden = inputs_embeds
@@ -189,9 +189,9 @@ def _units(num_layers: int, segments: tuple[Segment, ...]) -> list[tuple[int, in
 
 def _mask(m: Scope, model: Model, run: Run) -> Tensor | None:
     if run.attention == "eager":
-        mask = head.eager_mask(m, run.micro_batch_size, run.sequence_length, run.dtype)
+        mask = head.eager_mask(m, run.micro_batch_size, run.local_length, run.dtype)
     elif run.attention == "sdpa" and head.is_masked(model, run):
-        mask = head.bool_mask(m, run.micro_batch_size, run.sequence_length, run.dtype)
+        mask = head.bool_mask(m, run.micro_batch_size, run.local_length, run.dtype)
     else:
         return None
     mask.storage.owner = "shared:mask"
@@ -203,7 +203,7 @@ def _tables(m: Scope, model: Model, run: Run) -> Tables | None:
     if dim is None:
         return None
     batch = run.micro_batch_size if model.rope.type == "mrope" else 1
-    tables = m.call("rotary_emb", head.rope_tables, batch, run.sequence_length, dim, run.dtype)
+    tables = m.call("rotary_emb", head.rope_tables, batch, run.local_length, dim, run.dtype)
     for table in tables:
         table.storage.owner = "shared:rope"
     return tables

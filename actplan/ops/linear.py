@@ -9,6 +9,7 @@ from math import prod
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
+from .elementwise import add
 from .views import attach, expand, raw_transpose, reshape, transpose, view
 
 INPUT = "the input of a matrix product, for the weight's gradient"
@@ -67,6 +68,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         turned = transpose(weight, 0, 1)
         out = mm(reshape(x, -1, x.shape[-1]), turned)
     return view(out, *x.shape[:-1], weight.shape[0])
+
+
+def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """A bias added after the partial sums of a divided product were reduced."""
+    return add(x, bias)
 
 
 def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:

@@ -1,0 +1,61 @@
+"""Collectives inside the graph, as tensor and sequence parallelism use them.
+
+Megatron-Core, tensor_parallel/mappings.py (Korthikanti et al. 2022, arXiv 2205.05198, figures 4 to 6): each is the
+other's backward. NCCL reduces in place; gathers and scatters write a new tensor.
+"""
+
+from __future__ import annotations
+
+from ..autograd.node import Node
+from ..autograd.tensor import Shape, Tensor
+from .function import custom, new, raw_contiguous
+
+
+def _scaled(shape: Shape, dim: int, numerator: int, denominator: int) -> Shape:
+    size = shape[dim] * numerator
+    return (*shape[:dim], -(-size // denominator), *shape[dim + 1 :])
+
+
+def _to_input_shape(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    grad = raw_contiguous(grads[0])
+    return [new(grad, node.extra, op="collective")]
+
+
+def all_gather(x: Tensor, dim: int, degree: int) -> Tensor:
+    """[…, n, …] on each of `degree` ranks to […, n · degree, …]; backward reduce-scatters."""
+    out = new(x, _scaled(x.shape, dim, degree, 1), op="all_gather")
+    node = custom("AllGather", _to_input_shape, (x,), (), [out])
+    if node is not None:
+        node.extra = x.shape
+    return out
+
+
+def reduce_scatter(x: Tensor, dim: int, degree: int) -> Tensor:
+    """Partial sums […, n, …] to this rank's […, n / degree, …]; backward gathers."""
+    out = new(x, _scaled(x.shape, dim, 1, degree), op="reduce_scatter")
+    node = custom("ReduceScatter", _to_input_shape, (x,), (), [out])
+    if node is not None:
+        node.extra = x.shape
+    return out
+
+
+def _in_place(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    return [raw_contiguous(grads[0])]
+
+
+def _alias(x: Tensor) -> Tensor:
+    return Tensor(x.tape, x.shape, x.strides, x.dtype, x.storage)
+
+
+def all_reduce(x: Tensor) -> Tensor:
+    """Sum partial results over the group, in place; backward passes the gradient on."""
+    out = _alias(x)
+    custom("ReduceFromGroup", _in_place, (x,), (), [out])
+    return out
+
+
+def copy_to_group(x: Tensor) -> Tensor:
+    """The same tensor to every rank of the group; backward sums its gradients, in place."""
+    out = _alias(x)
+    custom("CopyToGroup", _in_place, (x,), (), [out])
+    return out
