@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import Protocol
 
 from ..units import DType
@@ -84,6 +85,7 @@ class Tape:
         flops: matrix products and attention of the forward run so far, and of replays apart.
         gradient_bytes: gradients that were accumulated into parameters (rounded).
         parameters: path -> the parameter, in order of creation.
+        device: whose kernels save: what dropout and LayerNorm keep differs (`ops.dropout`, `ops.layer_norm`).
     """
 
     def __init__(self, *, photograph: int | None = None, in_place: bool = True, trainable: bool = True) -> None:
@@ -96,6 +98,7 @@ class Tape:
         self.accumulators: dict[str, Node] = {}
         self.in_place = in_place
         self.trainable = trainable
+        self.device = "cpu"
         self.path = ""
         self.stage = OUTSIDE
         self.repeat = 1
@@ -106,10 +109,7 @@ class Tape:
 
     def empty(self, shape: Shape, dtype: DType, op: str, strides: Shape | None = None) -> Tensor:
         """A new storage with a tensor over all of it."""
-        nbytes = dtype.itemsize
-        for size in shape:
-            nbytes *= size
-        storage = Storage(nbytes, self.meter, self.path, op, shape, dtype.name)
+        storage = Storage(dtype.itemsize * prod(shape), self.meter, self.path, op, shape, dtype.name)
         storage.stage, storage.repeat = self.stage, self.repeat
         return Tensor(self, shape, contiguous_strides(shape) if strides is None else strides, dtype, storage)
 
@@ -117,10 +117,7 @@ class Tape:
         """The parameter of that name; made at the first asking, the same one afterwards."""
         found = self.parameters.get(path)
         if found is None:
-            nbytes = dtype.itemsize
-            for size in shape:
-                nbytes *= size
-            storage = Storage(nbytes, None, path, "parameter")
+            storage = Storage(dtype.itemsize * prod(shape), None, path, "parameter")
             storage.owner, storage.stage = "parameter:" + path, self.stage
             found = Tensor(self, shape, contiguous_strides(shape), dtype, storage)
             found.parameter = path
@@ -132,16 +129,14 @@ class Tape:
 
     def node(self, op: str, rule: Rule, inputs: Sequence[Tensor]) -> Node | None:
         """A graph node for an op on `inputs`; None when no input wants a gradient."""
-        if not any(t.requires_grad for t in inputs):
+        edges = tuple([self.edge(t) if t.requires_grad else None for t in inputs])
+        if not any(edges):
             return None
-        edges = tuple(self.edge(t) for t in inputs)
         self._sequence += 1
         return Node(op, rule, edges, self._sequence, self.stage)
 
-    def edge(self, tensor: Tensor) -> Edge | None:
+    def edge(self, tensor: Tensor) -> Edge:
         """Where the gradient of `tensor` goes."""
-        if not tensor.requires_grad:
-            return None
         if tensor.node is not None:
             return Edge(tensor.node, tensor.output, tensor.shape, tensor.dtype)
         return Edge(self.accumulator(tensor), 0, tensor.shape, tensor.dtype)

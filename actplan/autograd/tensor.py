@@ -6,6 +6,7 @@ they do in PyTorch, so this module needs CPython (as PyTorch does).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -37,9 +38,9 @@ class Storage:
         self.repeat = 1
         """How many alike this one stands for, once it is saved: a loop's folded steps (`Tape.folded`)."""
         self._meter = meter
-        self._size = rounded(nbytes)
+        self._size = size = rounded(nbytes)
         if meter is not None:
-            meter.allocate(id(self), self._size, module, op, shape, dtype)
+            meter.allocate(id(self), size, module, op, shape, dtype)
 
     def __del__(self) -> None:
         if self._meter is not None:
@@ -102,6 +103,7 @@ class Tensor:
         return f"Tensor({list(self.shape)}, {self.dtype}, {self.storage.module}:{self.storage.op})"
 
 
+@lru_cache(maxsize=4096)
 def contiguous_strides(shape: Shape) -> Shape:
     """Row-major strides, in elements."""
     strides, step = [0] * len(shape), 1
@@ -111,6 +113,7 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(strides)
 
 
+@lru_cache(maxsize=4096)
 def is_contiguous(shape: Shape, strides: Shape) -> bool:
     """c10/core/Contiguity.h: dimensions of size 1 may have any stride."""
     step = 1
@@ -132,6 +135,7 @@ def is_dense(shape: Shape, strides: Shape) -> bool:
     return True
 
 
+@lru_cache(maxsize=4096)
 def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
     """The strides of `target` as a view, or None where only a copy will do (ATen/TensorUtils.cpp, computeStride)."""
     if prod(shape) == 0:
@@ -157,6 +161,7 @@ def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
     return tuple(result) if at == -1 else None
 
 
+@lru_cache(maxsize=4096)
 def preserved_strides(shape: Shape, operands: tuple[tuple[Shape, Shape], ...]) -> Shape:
     """Strides of an elementwise result: the dimensions keep the operands' order in memory.
 

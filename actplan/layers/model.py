@@ -76,7 +76,7 @@ def walk(model: Model, run: Run, segments: tuple[Segment, ...] = (), *, tape: Ta
 
 
 class _Stepper:
-    """Notes what is alive where one stage ends and the next begins."""
+    """Notes what is alive where one stage ends and the next begins; a replay belongs to the backward around it."""
 
     def __init__(self, tape: Tape, stages: list[StageTrace]) -> None:
         self.tape, self.stages = tape, stages
@@ -85,6 +85,8 @@ class _Stepper:
 
     def begin(self, stage: int) -> None:
         tape = self.tape
+        if tape.replaying:
+            return
         tape.stage = stage
         tape.meter.mark()
         self.stages[stage].forward_start = tape.meter.live
@@ -92,6 +94,8 @@ class _Stepper:
 
     def end(self, stage: int) -> None:
         tape, trace = self.tape, self.stages[stage]
+        if tape.replaying:
+            return
         trace.forward_event = tape.meter.peak_event
         trace.forward_peak, trace.forward_end = tape.meter.mark(), tape.meter.live
         trace.flops = tape.flops - self.flops

@@ -1,0 +1,376 @@
+"""Stages in a row, schedules on them, and the exact peak and cost of any schedule.
+
+Sizes are integer bytes, costs integers in any one unit (FLOPs, ns). Stage `l` reads the boundary `x[l]` and
+writes `x[l+1]`. The model and its formulae are those of Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova,
+"Optimal checkpointing for heterogeneous chains" (hal-02352969), with PyTorch's lifetimes: a checkpoint keeps
+its input and nothing else, is run again when its backward begins, and frees each stage's tensors as that
+stage's backward ends. An inner boundary of a nested checkpoint lives only while its parent is rematerialised.
+
+Left out: allocator rounding and fragmentation, the parameters, and what lives through the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Phase = Literal["forward", "replay", "backward", "option"]
+OUTSIDE_LAYERS = frozenset({"embedding", "final_norm", "norm", "head", "loss"})
+"""Kinds of stage that are not layers: frameworks' layer-wise flags never checkpoint them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One more way to run a stage than storing it: a per-op or an offload choice.
+
+    Args:
+        kept: bytes kept from the stage's forward to its backward, its boundary in included where it is kept.
+        need: bytes needed at most, above what was resident before the stage, with `kept` counted in.
+        cost: what the choice costs (recomputation, or time not hidden).
+        label: a name; one label in several stages is one setting of a framework.
+        backward: bytes needed during the stage's backward, to which the parameter gradients resident by then
+            are added; the need is the larger of the two. Leave 0 where `need` says all.
+    """
+
+    kept: int
+    need: int
+    cost: int
+    label: str = ""
+    backward: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a chain; a layer, or the embedding, the final norm, the head with the loss.
+
+    Args:
+        x: bytes of the boundary coming in.
+        s: bytes autograd keeps of it when stored, without both boundaries.
+        tf: transient bytes of the forward.
+        tb: transient bytes of the backward, the gradient of its input included, that of its output not.
+        g: bytes of parameter gradients that become resident when its backward runs.
+        r: cost of running its forward again.
+        skip: the part of `r` saved by early stopping where the stage is the last of a checkpointed segment.
+        tf_last: transient bytes of its replay there, the output included, which early stopping never makes;
+            None, or more than the output and `tf`, stands for those: the replay runs to its end.
+        ahead: bytes beside its first forward that are gone before backward begins (what the model's own forward
+            holds); a replay does not meet them.
+        td: transient bytes of a first forward that keeps nothing; None stands for `tf` and `ahead`.
+        keeps_input: whether the stored stage keeps its boundary in (a frozen linear does not).
+        checkpointable: whether it may be part of a checkpointed segment.
+        menu: further choices, beside storing and checkpointing.
+    """
+
+    name: str
+    kind: str
+    x: int
+    s: int
+    tf: int
+    tb: int
+    g: int
+    r: int
+    skip: int = 0
+    tf_last: int | None = None
+    ahead: int = 0
+    td: int | None = None
+    keeps_input: bool = True
+    checkpointable: bool = True
+    menu: tuple[Choice, ...] = ()
+
+    @property
+    def kept(self) -> int:
+        """a[l]: bytes kept from forward to backward when stored."""
+        return self.s + (self.x if self.keeps_input else 0)
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether a framework's per-layer flags reach it."""
+        return self.checkpointable and self.kind not in OUTSIDE_LAYERS
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Stages in forward order. `x_out` is the last boundary (0 after a loss).
+
+    `cost_scale` is what one unit of the source's cost was multiplied by to become an integer. `copy`, where it
+    is not 0, is what every checkpoint keeps in place of its boundary: a copy in another type, from which the
+    boundary is made again.
+    """
+
+    stages: tuple[Stage, ...]
+    x_out: int = 0
+    name: str = "chain"
+    cost_scale: int = 1
+    copy: int = 0
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def boundary(self, index: int) -> int:
+        """x[index] in bytes, `index` from 0 to the number of stages."""
+        return self.stages[index].x if index < len(self.stages) else self.x_out
+
+    def replay_end(self, index: int) -> int:
+        """Transient bytes, output included, of a replay whose last stage is `index`."""
+        whole, early = self.boundary(index + 1) + self.stages[index].tf, self.stages[index].tf_last
+        return whole if early is None else min(whole, early)
+
+    def held(self, index: int) -> int:
+        """Bytes that a checkpoint beginning at stage `index` keeps."""
+        return self.copy or self.boundary(index)
+
+    def layers(self) -> tuple[int, ...]:
+        """The stages that are layers, which is what frameworks count from 0."""
+        return tuple(i for i, stage in enumerate(self.stages) if stage.is_layer)
+
+    def gradients_after(self) -> list[int]:
+        """G[l] for l = 0..n: bytes of parameter gradients resident once l's backward runs."""
+        total = [0] * (len(self) + 1)
+        for i in reversed(range(len(self))):
+            total[i] = total[i + 1] + self.stages[i].g
+        return total
+
+    def forward_cost(self) -> int:
+        """The cost of one whole forward: what recomputation is a fraction of."""
+        return sum(stage.r for stage in self.stages)
+
+    def in_source_unit(self, cost: int) -> float | int:
+        """An integer cost in the unit of the file or model that it came from."""
+        whole, rest = divmod(cost, self.cost_scale)
+        return whole if rest == 0 else cost / self.cost_scale
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Stages `first` to `last` (included), all stored."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """One checkpoint around `first` to `last`; `inner` says how it is replayed, empty for all stored."""
+
+    first: int
+    last: int
+    inner: tuple[Unit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Stage `stage` run by the choice `index` of its menu."""
+
+    stage: int
+    index: int
+
+    @property
+    def first(self) -> int:
+        """The stage, as other units have it."""
+        return self.stage
+
+    @property
+    def last(self) -> int:
+        """The stage, as other units have it."""
+        return self.stage
+
+
+Unit: TypeAlias = "Stored | Checkpointed | Option"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What to do with each stage of a chain, in forward order."""
+
+    units: tuple[Unit, ...]
+
+    def depth(self) -> int:
+        """Levels of checkpointing: 0 stores everything, 1 is what most frameworks run."""
+        return _depth(self.units)
+
+    def checkpoints(self) -> int:
+        """Outermost checkpointed segments."""
+        return sum(isinstance(unit, Checkpointed) for unit in self.units)
+
+    def recomputed(self) -> Iterator[int]:
+        """Every stage that is run again, once for every time it is."""
+        return _recomputed(self.units)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a schedule needs: R, A and C, and the stage and phase where the peak is.
+
+    peak_bytes (R): the highest point. kept_bytes (A): what is kept when the forward ends. cost (C): in the
+    chain's unit. forward_bytes, backward_bytes: the highest points before and after the loss, and their stages.
+    """
+
+    peak_bytes: int
+    cost: int
+    kept_bytes: int
+    stage: int
+    phase: Phase
+    forward_bytes: int = 0
+    forward_stage: int = 0
+    backward_bytes: int = 0
+    backward_stage: int = 0
+
+    def peak_in_flight(self, microbatches: int) -> int:
+        """Peak of a pipeline stage with that many microbatches in flight: (q − 1)·A + R."""
+        return (microbatches - 1) * self.kept_bytes + self.peak_bytes
+
+
+def evaluate(chain: Chain, schedule: Schedule) -> Evaluation:
+    """The exact peak and cost of `schedule` on `chain`, and where the peak is."""
+    if not chain.stages:
+        return Evaluation(chain.x_out, 0, 0, 0, "forward")
+    check_covers(schedule.units, 0, len(chain) - 1)
+    walk = _Walk(chain, chain.gradients_after())
+    kept = walk.run(schedule.units, 0, 0, held=False)
+    (forward, at), (backward, after) = walk.forward_peak, walk.backward_peak
+    cost = schedule_cost(chain, schedule)
+    return Evaluation(walk.peak, cost, kept, walk.stage, walk.phase, forward, at, backward, after)
+
+
+def schedule_cost(chain: Chain, schedule: Schedule) -> int:
+    """Σ r over every stage run again, less what early stopping skips, plus what the chosen options cost."""
+    return sum(_unit_cost(chain, unit) for unit in schedule.units)
+
+
+def store_all(chain: Chain) -> Schedule:
+    """No checkpointing."""
+    return Schedule((Stored(0, len(chain) - 1),)) if chain.stages else Schedule(())
+
+
+def check_covers(units: tuple[Unit, ...], first: int, last: int) -> None:
+    """Raises ValueError unless units cover `first` to `last` once each, in order, inner units likewise."""
+    at = first
+    for unit in units:
+        if unit.first != at or unit.last < unit.first:
+            raise ValueError(f"stage {at} is not where unit {unit} begins")
+        if isinstance(unit, Checkpointed) and unit.inner:
+            if any(isinstance(inner, Option) for inner in unit.inner):
+                raise ValueError(f"a choice of a menu inside a checkpoint: {unit}")
+            check_covers(unit.inner, unit.first, unit.last)
+        at = unit.last + 1
+    if at != last + 1:
+        raise ValueError(f"units end at stage {at - 1}, the chain at {last}")
+
+
+def joined(units: Iterator[Unit]) -> tuple[Unit, ...]:
+    """Units with neighbouring stored runs made one."""
+    out: list[Unit] = []
+    for unit in units:
+        previous = out[-1] if out else None
+        if isinstance(unit, Stored) and isinstance(previous, Stored):
+            out[-1] = Stored(previous.first, unit.last)
+        else:
+            out.append(unit)
+    return tuple(out)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One pass over a schedule, the highest point noted."""
+
+    chain: Chain
+    gradients: list[int]
+    peak: int = -1
+    stage: int = 0
+    phase: Phase = "forward"
+    forward_peak: tuple[int, int] = (-1, 0)
+    backward_peak: tuple[int, int] = (-1, 0)
+
+    def note(self, size: int, stage: int, phase: Phase) -> None:
+        if size > self.peak:
+            self.peak, self.stage, self.phase = size, stage, phase
+        if phase == "forward":
+            self.forward_peak = max(self.forward_peak, (size, stage))
+        else:
+            self.backward_peak = max(self.backward_peak, (size, stage))
+
+    def run(self, units: tuple[Unit, ...], base: int, extra: int, *, held: bool) -> int:
+        """Units in order, then their backwards; returns what is kept between the two.
+
+        base: bytes resident before. extra: bytes beside the forward (in a replay the gradients of the output
+        and of later parameters). held: this is a replay, and the first boundary is kept by the checkpoint.
+        """
+        at, kept_before = base, []
+        for number, unit in enumerate(units):
+            kept_before.append(at)
+            first, last = held and number == 0, held and number == len(units) - 1
+            at = self.forward(unit, at, extra, first=first, last=last, phase="replay" if held else "forward")
+        for number in reversed(range(len(units))):
+            self.backward(units[number], kept_before[number], held=held and number == 0)
+        return at
+
+    def forward(self, unit: Unit, at: int, extra: int, *, first: bool, last: bool, phase: Phase) -> int:
+        """Runs a unit, the first or last of a replay, on `at` bytes; returns what is resident after it."""
+        if isinstance(unit, Option):
+            return at + self.chain.stages[unit.stage].menu[unit.index].kept
+        if isinstance(unit, Checkpointed):
+            self.run_unstored(unit, at, extra, phase)
+            return at + self.chain.held(unit.first)
+        for index in range(unit.first, unit.last + 1):
+            stage = self.chain.stages[index]
+            stops = last and index == unit.last
+            beside = self.chain.replay_end(index) if stops else self.chain.boundary(index + 1) + stage.tf
+            beside += stage.ahead if phase == "forward" else 0
+            self.note(at + stage.s + stage.x + beside + extra, index, phase)
+            at += stage.s + stage.x if first and index == unit.first else stage.kept
+        return at
+
+    def run_unstored(self, unit: Checkpointed, at: int, extra: int, phase: Phase) -> None:
+        """The first forward of a checkpoint: its input is kept, inside only one boundary lives at a time."""
+        held = self.chain.stages[unit.first].x + self.chain.copy
+        for index in range(unit.first, unit.last + 1):
+            stage = self.chain.stages[index]
+            before = stage.x if index > unit.first else 0
+            transient = stage.tf + stage.ahead if stage.td is None else stage.td
+            self.note(at + held + before + self.chain.boundary(index + 1) + transient + extra, index, phase)
+
+    def backward(self, unit: Unit, base: int, *, held: bool) -> None:
+        """The backward of a unit whose forward began on `base` bytes; a checkpoint is replayed first."""
+        if isinstance(unit, Option):
+            self.option(unit, base)
+        elif isinstance(unit, Checkpointed):
+            inner = unit.inner or (Stored(unit.first, unit.last),)
+            extra = self.chain.boundary(unit.last + 1) + self.gradients[unit.last + 1]
+            self.run(inner, base + self.chain.copy, extra, held=True)
+        else:
+            self.stored_backward(unit, base, held=held)
+
+    def stored_backward(self, unit: Stored, base: int, *, held: bool) -> None:
+        at = base
+        for index in range(unit.first, unit.last + 1):
+            stage = self.chain.stages[index]
+            at += stage.s + stage.x if held and index == unit.first else stage.kept
+            after = self.chain.boundary(index + 1)
+            self.note(at + after + stage.tb + self.gradients[index], index, "backward")
+
+    def option(self, unit: Option, base: int) -> None:
+        choice = self.chain.stages[unit.stage].menu[unit.index]
+        self.note(base + choice.need, unit.stage, "option")
+        if choice.backward:
+            self.note(base + choice.backward + self.gradients[unit.stage], unit.stage, "backward")
+
+
+def _unit_cost(chain: Chain, unit: Unit) -> int:
+    if isinstance(unit, Option):
+        return chain.stages[unit.stage].menu[unit.index].cost
+    if isinstance(unit, Stored):
+        return 0
+    replay = sum(stage.r for stage in chain.stages[unit.first : unit.last + 1]) - chain.stages[unit.last].skip
+    return replay + sum(_unit_cost(chain, inner) for inner in unit.inner)
+
+
+def _depth(units: tuple[Unit, ...]) -> int:
+    return max((1 + _depth(u.inner) for u in units if isinstance(u, Checkpointed)), default=0)
+
+
+def _recomputed(units: tuple[Unit, ...]) -> Iterator[int]:
+    for unit in units:
+        if isinstance(unit, Checkpointed):
+            yield from range(unit.first, unit.last + 1)
+            yield from _recomputed(unit.inner)

@@ -1,0 +1,105 @@
+"""The three estimates of a model and run, its segmentation table, and its ledger."""
+
+from __future__ import annotations
+
+from ..policies import Blocks, NoCheckpoint
+from ..report import Checkpointed, Estimates, ModelInfo, Peak, Report, RunInfo, Segmentation
+from ..spec import Model, Run
+from . import notes, textbook
+from .autograd import Segmented, autograd, profile_of, segmented
+from .ledger import at_peak, layer_bar, ledger
+from .residual import residual
+from .segmentations import Table
+
+__all__ = ["at_peak", "estimate", "layer_bar", "ledger", "model_info", "run_info", "sweep_row"]
+
+
+def estimate(model: Model, run: Run) -> Report:
+    """Everything `actplan estimate` says."""
+    table = Table(model, run)
+    chosen = segmented(model, run, run.checkpoint)
+    rows = table.rows()
+    return Report(
+        model=model_info(model),
+        run=run_info(model, run),
+        estimates=Estimates(
+            residual=residual(model, run),
+            textbook=textbook.textbook(model, run),
+            autograd=autograd(chosen),
+            checkpointed=_checkpointed(table, run),
+        ),
+        segmentations=rows,
+        peak=peak(chosen),
+        notes=notes.notes(model, run, table, chosen),
+    )
+
+
+def sweep_row(model: Model, run: Run) -> dict[str, object]:
+    """One point of a sweep: what varies and what comes out, without the whole segmentation table."""
+    table = Table(model, run)
+    chosen = segmented(model, run, run.checkpoint)
+    row = _checkpointed(table, run)
+    return {
+        "sequence_length": run.sequence_length,
+        "micro_batch_size": run.micro_batch_size,
+        "checkpoint": str(run.checkpoint),
+        "dtype": str(run.dtype),
+        "attention": run.attention,
+        "linear_attention": run.linear_attention,
+        "kernels": run.kernels,
+        "loss": run.loss,
+        "residual_bytes": residual(model, run).saved_bytes,
+        "textbook_bytes": textbook.textbook(model, run).saved_bytes,
+        "autograd_bytes": chosen.saved_bytes,
+        "checkpointed_policy": row.policy,
+        "checkpointed_textbook_bytes": row.textbook.peak_bytes,
+        "checkpointed_autograd_bytes": row.autograd.peak_bytes,
+        "peak_forward_bytes": chosen.peak_forward_bytes,
+        "peak_backward_bytes": chosen.peak_backward_bytes,
+        "peak_bytes": chosen.peak_bytes,
+        "recompute_flops_fraction": chosen.recompute_flops_fraction,
+    }
+
+
+def model_info(model: Model) -> ModelInfo:
+    """The model as a report names it; its parameters are counted by running its layers."""
+    return ModelInfo(
+        name=model.name,
+        title=model.title,
+        source=model.source,
+        num_layers=model.num_layers,
+        pattern=model.pattern(),
+        num_parameters=profile_of(model, Run(sequence_length=1)).num_parameters,
+        layer_kinds=model.layer_kinds(),
+    )
+
+
+def run_info(model: Model, run: Run) -> RunInfo:
+    """The run as it was resolved: an unset checkpoint type is the model's own."""
+    return RunInfo(
+        sequence_length=run.sequence_length,
+        micro_batch_size=run.micro_batch_size,
+        dtype=str(run.dtype),
+        stack="transformers",
+        attention=run.attention,
+        linear_attention=run.linear_attention,
+        kernels=run.kernels,
+        loss=run.loss,
+        checkpoint=str(run.checkpoint),
+        checkpoint_dtype=str(run.checkpoint_dtype or run.dtype),
+    )
+
+
+def peak(chosen: Segmented) -> Peak:
+    """The phase and the stage in which allocation is highest."""
+    forward, backward = chosen.peak_forward_bytes, chosen.peak_backward_bytes
+    phase = "forward" if forward >= backward else "backward"
+    evaluation = chosen.evaluation
+    stage = evaluation.forward_stage if phase == "forward" else evaluation.backward_stage
+    return Peak(phase=phase, stage=chosen.chain.stages[stage].name, bytes=max(forward, backward))
+
+
+def _checkpointed(table: Table, run: Run) -> Checkpointed:
+    policy = Blocks() if isinstance(run.checkpoint, NoCheckpoint) else run.checkpoint
+    row: Segmentation = table.row(policy)
+    return Checkpointed(policy=row.policy, textbook=row.textbook, autograd=row.autograd)

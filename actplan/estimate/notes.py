@@ -1,0 +1,156 @@
+"""What a reader must know beside the numbers. Codes are stable words, listed in the README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from ..layers.head import is_masked
+from ..policies import Blocks, EveryLayer, NoCheckpoint
+from ..report import Note
+from ..spec import Attention, GatedDeltaNet, Model, Run
+from ..units import FP32, format_gib
+from . import textbook
+from .autograd import Segmented, profile_of, segmented
+from .segmentations import Table
+
+
+def notes(model: Model, run: Run, table: Table, chosen: Segmented) -> tuple[Note, ...]:
+    """All that apply, the most useful first."""
+    return tuple(
+        Note(code=code, message=message)
+        for part in (
+            _widest(model),
+            _loss(model, run),
+            _better_segmentation(table),
+            _kernels(model, run),
+            _mask(model, run),
+            _recomputation(model, run),
+            _left_out(model),
+            _not_modelled(model, run, chosen),
+        )
+        for code, message in part
+    )
+
+
+Said = Iterator[tuple[str, str]]
+
+
+def _widest(model: Model) -> Said:
+    layer = model.layers[0]
+    widths = textbook.layer_widths(model, layer)
+    top = max(width.values for width in widths)
+    names = [width.name for width in widths if width.values == top]
+    share = top * len(names) / sum(width.values for width in widths)
+    if share > 0.3:
+        tensors = f"the {len(names)} tensors" if len(names) > 1 else "the tensor"
+        yield (
+            "widest",
+            f"{tensors} {top:,} wide ({', '.join(names)}) {'are' if len(names) > 1 else 'is'} "
+            f"{share:.0%} of a layer by the textbook's count",
+        )
+
+
+def _loss(model: Model, run: Run) -> Said:
+    """With layers checkpointed, logits and their copies are what is left."""
+    if run.loss != "naive":
+        return
+    policy = EveryLayer() if isinstance(run.checkpoint, NoCheckpoint) else run.checkpoint
+    naive = segmented(model, run, policy)
+    if naive.evaluation.backward_stage != model.num_layers + 1:
+        return
+    fused = segmented(model, replace(run, loss="fused"), policy)
+    yield (
+        "loss-decides",
+        f"with checkpoint {policy} the loss decides the peak of {format_gib(naive.peak_bytes)} GiB: logits of "
+        f"{run.tokens:,} tokens × {model.vocab_size:,} words in {run.dtype}, in fp32 and as log-probabilities, and "
+        f"two more in backward; a fused loss (--loss fused) makes it {format_gib(fused.peak_bytes)} GiB",
+    )
+
+
+def _better_segmentation(table: Table) -> Said:
+    block = table.row(Blocks())
+    for name, policy, row_of in zip(("textbook", "autograd"), table.best_uniform(), (0, 1), strict=True):
+        best = table.row(policy)
+        ours, theirs = ((r.textbook, r.autograd)[row_of].peak_bytes for r in (best, block))
+        if theirs > ours:
+            yield (
+                "better-segmentation",
+                f"by {name}, {policy} needs {format_gib(ours)} GiB, less than the natural block's "
+                f"{format_gib(theirs)}: boundaries fall as 1/k and the working set grows as k, so the optimum is "
+                f"near sqrt(layers · boundary / layer), not at the pattern's or at sqrt(layers)",
+            )
+
+
+def _kernels(model: Model, run: Run) -> Said:
+    if any(isinstance(layer.mixer, GatedDeltaNet) for layer in model.layers):
+        if run.linear_attention == "fla":
+            yield (
+                "needs-fla",
+                "Gated DeltaNet is counted with the flash-linear-attention and causal-conv1d kernels; where they are "
+                "not installed Transformers falls back to torch ops that keep far more: --linear-attention torch",
+            )
+        else:
+            yield (
+                "torch-fallback",
+                "the torch fallback of Gated DeltaNet keeps the states of all chunks; install flash-linear-attention "
+                "and causal-conv1d and use --linear-attention fla",
+            )
+    if run.attention == "eager":
+        yield (
+            "eager-attention",
+            "eager attention keeps T × T probabilities for every head, in fp32 and in the model's type",
+        )
+    if run.dtype is FP32 and run.attention != "eager":
+        yield (
+            "flash-fp32",
+            "flash kernels do not run in fp32: read this as a kernel that keeps the same five tensors",
+        )
+
+
+def _mask(model: Model, run: Run) -> Said:
+    if run.attention == "sdpa" and is_masked(model, run):
+        size = run.local_length**2
+        yield (
+            "sdpa-mask",
+            f"a window is shorter than the sequence, so Transformers gives sdpa a T × T mask ({format_gib(size)} GiB "
+            f"as booleans) and torch takes its memory-efficient kernel, which keeps it as a bias of the model's type "
+            f"and repeats keys and values for each query head; --attention flash needs no mask",
+        )
+
+
+def _recomputation(model: Model, run: Run) -> Said:
+    """When running a layer twice does not give the same numbers."""
+    if isinstance(run.checkpoint, NoCheckpoint):
+        return
+    if any(isinstance(layer.mixer, Attention) and layer.mixer.dropout > 0 for layer in model.layers):
+        yield (
+            "recompute-dropout",
+            "dropout is active: its random state must be restored for the replay (preserve_rng_state=True, the "
+            "default), or gradients are silently wrong",
+        )
+    yield (
+        "recompute-state",
+        "a replay must do what the first run did: turn the key-value cache off (use_cache=False); modules that keep "
+        "state or depend on data outside their inputs make checkpointing silently wrong",
+    )
+
+
+def _left_out(model: Model) -> Said:
+    for part in model.left_out:
+        yield (
+            "left-out",
+            f"{part.name}: {part.num_parameters:,} parameters that the configuration mentions are not part of the "
+            f"text model that Transformers trains",
+        )
+
+
+def _not_modelled(model: Model, run: Run, chosen: Segmented) -> Said:
+    weights = profile_of(model, run).num_parameters * run.dtype.itemsize
+    yield (
+        "not-counted",
+        f"counted here is what a step allocates for activations, loss and their gradients; on top come weights "
+        f"({format_gib(weights)} GiB in {run.dtype}), their gradients and optimizer states, kernel workspaces "
+        f"(tens of MiB), the CUDA context (0.3 to 0.6 GiB) and fragmentation (typically 2 to 10 % of the peak)",
+    )

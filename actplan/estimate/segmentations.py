@@ -1,0 +1,92 @@
+"""The segmentation table: every kind of policy, in both accountings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..policies import (
+    Blocks,
+    EveryK,
+    EveryLayer,
+    FirstN,
+    Heaviest,
+    NoCheckpoint,
+    OneIn,
+    Policy,
+    Sqrt,
+)
+from ..report import Accounting, Segmentation
+from ..spec import Model, Run
+from . import textbook
+from .autograd import Segmented, layers_of, profile_of, segmented
+
+
+class Table:
+    """Rows of one model and run, each computed once."""
+
+    def __init__(self, model: Model, run: Run) -> None:
+        self.model, self.run = model, run
+        self.layers = layers_of(model, profile_of(model, run))
+        self.layer_bytes = textbook.layer_bytes(model, run)
+        self._rows: dict[str, Segmentation] = {}
+
+    def row(self, policy: Policy) -> Segmentation:
+        """One policy's row."""
+        name = str(policy)
+        if name not in self._rows:
+            self._rows[name] = self._row(policy)
+        return self._rows[name]
+
+    def rows(self) -> tuple[Segmentation, ...]:
+        """The chosen policy among the usual ones; last the uniform segments of lowest peak, in each accounting."""
+        named = {str(policy): policy for policy in self._policies()}
+        best = {str(policy): policy for policy in self.best_uniform()}
+        names = [name for name in named if name not in best or name == str(self.run.checkpoint)]
+        return tuple(self.row({**named, **best}[name]) for name in [*names, *(b for b in best if b not in names)])
+
+    def best_uniform(self) -> tuple[Policy, Policy]:
+        """Equal segments of lowest peak: by the textbook, and by autograd. Fewer FLOPs, then fewer layers, first."""
+        choices = [EveryK(k) for k in range(1, self.layers.count + 1)]
+        return self._lowest(choices, self._textbook_peak), self._lowest(choices, self._autograd_peak)
+
+    def _policies(self) -> Iterator[Policy]:
+        n = self.layers.count
+        yield from (NoCheckpoint(), EveryLayer(), OneIn(2), Blocks(), Sqrt())
+        yield from (FirstN(-(-n // 2)), Heaviest(-(-n // 2)))
+        yield self.run.checkpoint
+
+    def _lowest(self, choices: list[EveryK], peak: Callable[[Policy], int]) -> Policy:
+        return min(choices, key=lambda policy: (peak(policy), policy.k))
+
+    def _textbook_peak(self, policy: Policy) -> int:
+        return textbook.segmented(self.layer_bytes, self._held(), policy.segments(self.layers)).peak_bytes
+
+    def _autograd_peak(self, policy: Policy) -> int:
+        return segmented(self.model, self.run, policy).peak_bytes
+
+    def _held(self) -> int:
+        dtype = self.run.checkpoint_dtype or self.run.dtype
+        return self.run.tokens * self.model.hidden_size * dtype.itemsize
+
+    def _row(self, policy: Policy) -> Segmentation:
+        segments = policy.segments(self.layers)
+        autograd = Segmented(self.model, self.run, segments)
+        return Segmentation(
+            policy=str(policy),
+            num_segments=len(segments),
+            recompute_flops_fraction=autograd.recompute_flops_fraction,
+            textbook=textbook.segmented(self.layer_bytes, self._held(), segments),
+            autograd=self._accounting(autograd),
+        )
+
+    def _accounting(self, autograd: Segmented) -> Accounting:
+        peak = autograd.peak_bytes
+        full = peak if not autograd.segments else self._autograd_peak(NoCheckpoint())
+        return Accounting(
+            boundary_bytes=autograd.boundary_bytes,
+            stored_bytes=autograd.stored_bytes,
+            working_bytes=peak - autograd.boundary_bytes - autograd.stored_bytes,
+            peak_bytes=peak,
+            reduction_bytes=full - peak,
+            reduction_ratio=full / peak,
+        )

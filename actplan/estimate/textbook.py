@@ -1,0 +1,94 @@
+"""The shape count of a model taken as uniformly full attention (Korthikanti et al. 2022, arXiv 2205.05198,
+section 4.1, for a gated network with grouped queries and a fused attention kernel).
+
+Every intermediate of a layer counts once, in the model's element type; norms' internals, rotated copies, loss and
+logits do not. It is what a careful person derives from the architecture's diagram.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..policies import Segment
+from ..report import Accounting, Textbook
+from ..spec import Attention, Layer, Mlp, Model, Run
+from .residual import residual
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """One tensor of a layer: its values a token."""
+
+    name: str
+    values: int
+
+
+def attention_widths(hidden: int, spec: Attention) -> list[Width]:
+    """The attention half of a layer, its residual input included."""
+    heads = spec.num_attention_heads * spec.head_dim
+    query = Width("query with gate", 2 * heads) if spec.output_gate else Width("query", heads)
+    kv = spec.num_key_value_heads * spec.head_dim
+    return [
+        Width("residual", hidden),
+        Width("attention input, normed", hidden),
+        query,
+        Width("key", kv),
+        Width("value", kv),
+        Width("attention output", heads),
+        Width("output projection", hidden),
+    ]
+
+
+def mlp_widths(hidden: int, spec: Mlp) -> list[Width]:
+    """The feed-forward half of a layer."""
+    return [
+        Width("feed-forward input, normed", hidden),
+        Width("gate", spec.intermediate_size),
+        Width("up", spec.intermediate_size),
+        Width("product", spec.intermediate_size),
+        Width("down", hidden),
+    ]
+
+
+def layer_widths(model: Model, layer: Layer) -> list[Width]:
+    """The tensors of a layer taken as full attention: its own mixer where it is attention, else the model's."""
+    mixers = [layer.mixer, *(other.mixer for other in model.layers)]
+    attention = next((mixer for mixer in mixers if isinstance(mixer, Attention)), None)
+    first = attention_widths(model.hidden_size, attention) if attention else [Width("residual", model.hidden_size)]
+    return first + mlp_widths(model.hidden_size, layer.mlp)
+
+
+def layer_bytes(model: Model, run: Run) -> list[int]:
+    """Bytes of each layer."""
+    values = {layer: sum(w.values for w in layer_widths(model, layer)) for layer in dict.fromkeys(model.layers)}
+    return [values[layer] * run.tokens * run.dtype.itemsize for layer in model.layers]
+
+
+def textbook(model: Model, run: Run) -> Textbook:
+    """The whole model. Where layers differ, the bytes a token and layer are their mean, rounded down."""
+    total = sum(layer_bytes(model, run))
+    return Textbook(
+        saved_bytes=total,
+        bytes_per_token_per_layer=total // (run.tokens * model.num_layers),
+        ratio_to_residual=total / residual(model, run).saved_bytes,
+    )
+
+
+def segmented(layers: Sequence[int], boundary: int, segments: Sequence[Segment]) -> Accounting:
+    """Boundaries of all segments, stored layers, and the one segment that is being rematerialised.
+
+    boundary: bytes that one segment keeps of its input.
+    """
+    inside = [sum(layers[first : last + 1]) for first, last in segments]
+    full = sum(layers)
+    boundaries, stored, working = boundary * len(segments), full - sum(inside), max(inside, default=0)
+    peak = boundaries + stored + working
+    return Accounting(
+        boundary_bytes=boundaries,
+        stored_bytes=stored,
+        working_bytes=working,
+        peak_bytes=peak,
+        reduction_bytes=full - peak,
+        reduction_ratio=full / peak,
+    )

@@ -1,0 +1,251 @@
+"""A layer kind, run once in context, and what a chain of stages needs to know of it.
+
+Two short runs give everything: one that stores, one that checkpoints each layer. Every distinct layer of the model
+stands in them once, between embedding, neighbours and head, and so with a gradient coming in. Sizes are bytes as
+the allocator counts them, unless they are said to be saved bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from msgspec import structs
+
+from .autograd.meter import rounded
+from .autograd.tape import SavedTensor
+from .chain import Chain, Stage
+from .layers.model import Walk, walk
+from .spec import Layer, Model, Run
+from .units import DType
+
+EMBEDDING, HEAD = "embedding", "head"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """This rank's share of one parameter. `expert`: divided over the expert-parallel group, not the dense one."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    expert: bool
+    trainable: bool
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """One stage of a model.
+
+    Attributes:
+        saved: what autograd keeps of it, without what it shares with other layers.
+        shared: tables it saves that are made once for the whole model; the first stage to save one keeps it.
+        stage: its numbers for a chain.
+        once: transient bytes of a forward that keeps nothing, as the first one of a checkpointed layer; of the
+            head behind checkpointed layers.
+        parameters: its own (a tied output projection has none).
+        flops: of one forward.
+    """
+
+    kind: str
+    saved: tuple[SavedTensor, ...]
+    shared: tuple[SavedTensor, ...]
+    stage: Stage
+    once: int
+    parameters: tuple[Parameter, ...]
+    flops: int
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(row.nbytes * row.count for row in self.saved)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Bytes that are alive beside the stages, and belong to none.
+
+    Attributes:
+        forward: while the layers run forward: position tables, masks.
+        end: when the forward ends.
+        backward: throughout backward: the gradient that came in, tables that some layer saved, and whatever the
+            closure of a checkpoint holds.
+    """
+
+    forward: int
+    end: int
+    backward: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """A whole model under one run: its stages, and what is alive beside them when every layer is stored
+    (`stored`) and when some are checkpointed (`dropped`). `boundary_bytes` is one boundary, unrounded."""
+
+    embedding: LayerProfile
+    layers: tuple[LayerProfile, ...]
+    head: LayerProfile
+    stored: Context
+    dropped: Context
+    boundary_bytes: int
+
+    @property
+    def stages(self) -> tuple[LayerProfile, ...]:
+        return (self.embedding, *self.layers, self.head)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(stage.num_parameters for stage in self.stages)
+
+    @property
+    def flops(self) -> int:
+        """Of one forward."""
+        return sum(stage.flops for stage in self.stages)
+
+    def context(self, *, checkpointed: bool) -> Context:
+        """What is alive beside the stages, with or without checkpoints."""
+        return self.dropped if checkpointed else self.stored
+
+    def chain(self, *, checkpointed: bool, first_stored: bool = True, copy: int = 0) -> Chain:
+        """The stages in a row, costs in FLOPs, sizes above `context(...).backward`.
+
+        The embedding's output stays alive while the layers run forward (a local of the model's forward), beside
+        what the layers keep, if the first layer is stored and does not keep it.
+        """
+        context = self.context(checkpointed=checkpointed)
+        ahead = context.forward - context.backward
+        held = self.layers[0].stage.x if first_stored and not self.layers[0].stage.keeps_input else 0
+        stages = [self.embedding.stage]
+        for i, layer in enumerate(self.layers):
+            more = ahead + (held if i > 0 else 0)
+            stages.append(
+                replace(layer.stage, name=f"layer {i}", ahead=more, td=layer.once + more)
+            )
+        # a final norm runs while that output is still alive
+        head = self.head.stage if first_stored else replace(self.head.stage, tf=self.head.once)
+        return Chain((*stages, head), copy=copy)
+
+
+@lru_cache(maxsize=64)
+def profile(model: Model, run: Run) -> ModelProfile:
+    """Profile every distinct layer of `model` once under `run` (whose checkpoint policy plays no part)."""
+    kinds = list(dict.fromkeys(model.layers))
+    sample = _with_layers(model, tuple(kinds))
+    stored = walk(sample, run)
+    dropped = walk(sample, run, tuple((i, i) for i in range(sample.num_layers)))
+    measured = _Measured(stored, dropped, _boundary(model, run))
+    by_kind = {kind: measured.layer(kind, i + 1) for i, kind in enumerate(kinds)}
+    return ModelProfile(
+        embedding=measured.end(EMBEDDING, 0),
+        layers=tuple(by_kind[layer] for layer in model.layers),
+        head=measured.end(HEAD, sample.num_layers + 1),
+        stored=measured.context(stored, measured.kept),
+        dropped=measured.context(dropped, measured.kept_dropped),
+        boundary_bytes=measured.boundary,
+    )
+
+
+def _with_layers(model: Model, layers: tuple[Layer, ...]) -> Model:
+    return structs.replace(model, layers=layers)
+
+
+def _boundary(model: Model, run: Run) -> int:
+    return run.residual_tokens * model.hidden_size * run.dtype.itemsize
+
+
+class _Measured:
+    """The two runs, and how to read a stage off them."""
+
+    def __init__(self, stored: Walk, dropped: Walk, boundary: int) -> None:
+        self.stored, self.dropped, self.boundary = stored, dropped, boundary
+        self.x = rounded(boundary)
+        self.rows: list[list[SavedTensor]] = [[] for _ in stored.stages]
+        for row in stored.tape.ledger:
+            self.rows[row.stage].append(row)
+        self.kept = [self._kept(i) for i in range(len(stored.stages))]
+        last = len(stored.stages) - 1
+        self.kept_dropped = [self.kept[0], *([self.x] * (last - 1)), self.kept[last]]
+
+    def _own(self, i: int) -> list[SavedTensor]:
+        return [row for row in self.rows[i] if row.owner is None]
+
+    def _kept(self, i: int) -> int:
+        return sum(rounded(row.nbytes) * row.count for row in self._own(i))
+
+    def context(self, run: Walk, kept: list[int]) -> Context:
+        """What is alive and belongs to no stage."""
+        return Context(
+            forward=run.stages[1].forward_start - kept[0] - self.x,
+            end=run.end_forward_bytes - sum(kept),
+            backward=run.stages[-1].backward_start - sum(kept),
+        )
+
+    def layer(self, layer: Layer, i: int) -> LayerProfile:
+        """The layer that was stage i of the runs."""
+        dropped = self.dropped.stages[i]
+        once = dropped.forward_peak - dropped.forward_start - self.x
+        return self._profile(layer.kind, i, self.x, self.x, once=once, replayed=dropped.replayed_flops)
+
+    def end(self, kind: str, i: int) -> LayerProfile:
+        """The embedding or the head, which are always stored."""
+        if kind == EMBEDDING:
+            return self._profile(kind, i, 0, self.x)
+        keeps_input = any(row.born < row.stage for row in self._own(i))
+        own = self.kept[i] + (0 if keeps_input else self.x)
+        base = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:-1]) + own
+        return self._profile(kind, i, self.x, 0, once=self.dropped.stages[i].forward_peak - base)
+
+    def _profile(
+        self, kind: str, i: int, x: int, after: int, *, once: int = 0, replayed: int | None = None
+    ) -> LayerProfile:
+        trace, own = self.stored.stages[i], self._own(i)
+        keeps_input = any(row.born < row.stage for row in own)
+        kept = self.kept[i]
+        s = kept - (x if keeps_input else 0)
+        before = self.context(self.stored, self.kept).backward + sum(self.kept[:i])
+        start = before if kind == HEAD else trace.forward_start - x
+        stage = Stage(
+            name=kind,
+            kind=kind,
+            x=x,
+            s=s,
+            tf=trace.forward_peak - start - s - x - after,
+            tb=trace.backward_peak - before - kept - after - self.pending(),
+            g=self.pending() if kind == HEAD else 0,
+            r=trace.flops,
+            skip=0 if replayed is None else trace.flops - replayed,
+            keeps_input=keeps_input,
+            checkpointable=replayed is not None,
+        )
+        shared = tuple(row for row in self.stored.tape.ledger if row.owner is not None and i in row.users)
+        return LayerProfile(kind, tuple(own), shared, stage, once, self._parameters(i), trace.flops)
+
+    def pending(self) -> int:
+        """Gradients that the head leaves waiting for a parameter's other use (a tied embedding)."""
+        head = self.stored.stages[-1]
+        return head.backward_end - self.context(self.stored, self.kept).backward - sum(self.kept[:-1]) - self.x
+
+    def _parameters(self, i: int) -> tuple[Parameter, ...]:
+        made = self.stored.tape.parameters.items()
+        return tuple(
+            Parameter(_within_layer(path), p.shape, p.dtype, ".experts." in path, p.requires_grad)
+            for path, p in made
+            if p.storage.stage == i
+        )
+
+
+def _within_layer(path: str) -> str:
+    """A parameter's name inside its layer: `model.layers.3.mlp.up_proj.weight` is `mlp.up_proj.weight`."""
+    head, found, rest = path.partition(".layers.")
+    return rest.partition(".")[2] if found else path
+
+
+__all__ = ["EMBEDDING", "HEAD", "LayerProfile", "ModelProfile", "Parameter", "profile"]

@@ -1,0 +1,53 @@
+"""Where to checkpoint: named schedules, the frontier of peak against recomputation, the plan."""
+
+from .families import FAMILIES, Family, check_family
+from .files import parse_chain, read_chain
+from .named import (
+    blocks,
+    every_k,
+    every_layer,
+    first_n,
+    flagged,
+    heaviest_n,
+    kth_layers,
+    no_checkpoint,
+    one_in_k,
+    pattern_length,
+    segmented,
+    sqrt_segments,
+)
+from .nested import solve_nested
+from .offload import offload_checkpointed, offload_stored
+from .planner import Frontier, Plan, Point, frontier, plan
+from .single_level import solve
+from .tables import working_set
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Frontier",
+    "Plan",
+    "Point",
+    "blocks",
+    "check_family",
+    "every_k",
+    "every_layer",
+    "first_n",
+    "flagged",
+    "frontier",
+    "heaviest_n",
+    "kth_layers",
+    "no_checkpoint",
+    "offload_checkpointed",
+    "offload_stored",
+    "one_in_k",
+    "parse_chain",
+    "pattern_length",
+    "plan",
+    "read_chain",
+    "segmented",
+    "solve",
+    "solve_nested",
+    "sqrt_segments",
+    "working_set",
+]
