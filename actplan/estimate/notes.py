@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from ..layers.head import is_masked
-from ..policies import Blocks, EveryLayer, NoCheckpoint
+from ..policies import Blocks, EveryLayer, NoCheckpoint, Sqrt
 from ..report import Note
 from ..spec import Attention, GatedDeltaNet, Model, Run
 from ..units import FP32, format_gib
@@ -70,17 +70,24 @@ def _loss(model: Model, run: Run) -> Said:
 
 
 def _better_segmentation(table: Table) -> Said:
-    block = table.row(Blocks())
-    for name, policy, row_of in zip(("textbook", "autograd"), table.best_uniform(), (0, 1), strict=True):
-        best = table.row(policy)
-        ours, theirs = ((r.textbook, r.autograd)[row_of].peak_bytes for r in (best, block))
-        if theirs > ours:
-            yield (
-                "better-segmentation",
-                f"by {name}, {policy} needs {format_gib(ours)} GiB, less than the natural block's "
-                f"{format_gib(theirs)}: boundaries fall as 1/k and the working set grows as k, so the optimum is "
-                f"near sqrt(layers · boundary / layer), not at the pattern's or at sqrt(layers)",
-            )
+    by_textbook, by_autograd = table.best_uniform()
+    block, n = table.row(Blocks()), table.layers.count
+    best = table.row(by_textbook)
+    if best.textbook.peak_bytes < block.textbook.peak_bytes:
+        yield (
+            "better-segmentation",
+            f"by the textbook {by_textbook} needs {format_gib(best.textbook.peak_bytes)} GiB, less than the natural "
+            f"block's {format_gib(block.textbook.peak_bytes)} and sqrt's "
+            f"{format_gib(table.row(Sqrt()).textbook.peak_bytes)}: boundaries fall as 1/k and the working set grows "
+            f"as k, so the optimum is near k = sqrt({n} layers × boundary / layer)",
+        )
+    best = table.row(by_autograd)
+    if best.autograd.peak_bytes < block.autograd.peak_bytes:
+        yield (
+            "better-segmentation",
+            f"by autograd {by_autograd} needs {format_gib(best.autograd.peak_bytes)} GiB, less than the natural "
+            f"block's {format_gib(block.autograd.peak_bytes)}",
+        )
 
 
 def _kernels(model: Model, run: Run) -> Said:
