@@ -1,0 +1,86 @@
+"""The settings of a run as options: flag, field of `Run`, and how a list or range of values is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from ..errors import InputError
+from ..policies import parse_policy
+from ..spec import AttentionKernel, Kernels, LinearAttentionKernel, Loss
+from ..units import parse_dtype, parse_range
+
+MAX_DIGITS = 100
+Parse = Callable[[str, str], tuple[object, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunAxis:
+    """One setting of a run. `parse(text, flag)` gives all the values that the text names."""
+
+    flag: str
+    field: str
+    parse: Parse
+
+    @property
+    def option(self) -> str:
+        return self.flag[2:].replace("-", "_")
+
+
+def numbers(text: str, flag: str) -> tuple[object, ...]:
+    """Every number that a list or range names."""
+    if any(len(digits) > MAX_DIGITS for digits in re.findall(r"\d+", text)):
+        raise InputError(f"a number of more than {MAX_DIGITS} digits", where=flag, allowed="at most 2^40")
+    return tuple(parse_range(text, flag))
+
+
+def _dtypes(text: str, flag: str) -> tuple[object, ...]:
+    return _distinct(parse_dtype(part, flag) for part in text.split(","))
+
+
+def _policies(text: str, flag: str) -> tuple[object, ...]:
+    return _distinct(parse_policy(part, flag) for part in split_policies(text))
+
+
+def _words(kind: object) -> Parse:
+    choices = get_args(kind)
+
+    def parse(text: str, flag: str) -> tuple[object, ...]:
+        words = [word.strip() for word in text.split(",")]
+        for word in words:
+            if word not in choices:
+                raise InputError(f"unknown value {word[:64]!r}", where=flag, choices=choices, got=word[:64])
+        return _distinct(words)
+
+    return parse
+
+
+def _distinct(values: object) -> tuple[object, ...]:
+    return tuple(dict.fromkeys(values))  # type: ignore[call-overload]
+
+
+def split_policies(text: str) -> list[str]:
+    """`none,segments:0-3,4-7,sqrt` is three policies: a number goes on with the segments before it."""
+    parts: list[str] = []
+    for part in text.split(","):
+        if parts and parts[-1].strip().startswith("segments:") and part.strip()[:1].isdigit():
+            parts[-1] += "," + part
+        else:
+            parts.append(part)
+    return parts
+
+
+RUN_AXES = (
+    RunAxis("--seq", "sequence_length", numbers),
+    RunAxis("--batch", "micro_batch_size", numbers),
+    RunAxis("--dtype", "dtype", _dtypes),
+    RunAxis("--attention", "attention", _words(AttentionKernel)),
+    RunAxis("--linear-attention", "linear_attention", _words(LinearAttentionKernel)),
+    RunAxis("--kernels", "kernels", _words(Kernels)),
+    RunAxis("--loss", "loss", _words(Loss)),
+    RunAxis("--checkpoint-dtype", "checkpoint_dtype", _dtypes),
+    RunAxis("--checkpoint", "checkpoint", _policies),
+)
+"""In the order that a sweep runs through them, the last one fastest."""

@@ -1,0 +1,139 @@
+"""The options that commands share, each defined here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from ..errors import InputError
+from ..spec import Model, Run
+from .axes import RUN_AXES, RunAxis
+
+DEFAULT_PRESET = "qwen-27b"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model."""
+
+    preset: Annotated[
+        str | None, Option("--preset", metavar="NAME", help=f"A built-in model (default {DEFAULT_PRESET}).")
+    ] = None
+    model: Annotated[
+        str | None,
+        Option("--model", metavar="PATH", help="A YAML spec, a config.json or its folder, a cached hub id."),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", metavar="PATH=VALUE", help="Override a field of the model; repeatable."),
+    ] = None
+
+    @property
+    def reference(self) -> str:
+        """The model as the user named it."""
+        return self.model or self.preset or DEFAULT_PRESET
+
+    def load(self, settings: Sequence[str] | None = None) -> Model:
+        """The model named, with `--set` applied (or the settings given here instead)."""
+        from ..load import load_model
+
+        if self.preset is not None and self.model is not None:
+            raise InputError("--preset and --model both name a model", allowed="one of them")
+        overrides = tuple(self.settings or ()) if settings is None else settings
+        if self.model is None:
+            return load_model(self.preset or DEFAULT_PRESET, preset=True, overrides=overrides)
+        if not _is_text(self.model):
+            raise InputError("the path is not valid UTF-8", where="--model")
+        return load_model(self.model, preset=False, overrides=overrides, hub_cache=hub_cache())
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a step of it runs. Values are text: `sweep` reads ranges and lists where `estimate` wants one."""
+
+    seq: Annotated[str, Option("--seq", metavar="N", help="Sequence length in tokens; 8k is 8192.")] = "8192"
+    batch: Annotated[str, Option("--batch", metavar="N", help="Sequences in a micro-batch.")] = "1"
+    dtype: Annotated[str, Option("--dtype", metavar="bf16|fp16|fp32", help="Type of the activations.")] = (
+        "bf16"
+    )
+    attention: Annotated[
+        str | None,
+        Option(
+            "--attention",
+            metavar="eager|sdpa|flash|flash2",
+            help="Softmax attention kernel (default: sdpa, or eager where the model refuses sdpa).",
+        ),
+    ] = None
+    linear_attention: Annotated[
+        str, Option("--linear-attention", metavar="torch|fla", help="Linear attention kernels.")
+    ] = "fla"
+    kernels: Annotated[
+        str, Option("--kernels", metavar="hf|liger", help="Norms, rope and MLP: Transformers' or Liger's.")
+    ] = "hf"
+    loss: Annotated[
+        str,
+        Option("--loss", metavar="naive|fused|none", help="Cross-entropy; none ends at the hidden states."),
+    ] = "naive"
+    checkpoint: Annotated[
+        str,
+        Option(
+            "--checkpoint",
+            metavar="POLICY",
+            help="none, layer, block, sqrt, every:K, one-in:K, first:N, heaviest:N or segments:0-3,4-7.",
+        ),
+    ] = "none"
+    checkpoint_dtype: Annotated[
+        str | None, Option("--checkpoint-dtype", metavar="DTYPE", help="Type of the kept segment inputs.")
+    ] = None
+    hold_logits: Annotated[
+        bool, Option("--hold-logits", help="The caller still holds the logits during backward.")
+    ] = False
+
+    def run(self, model: Model) -> Run:
+        """The one run that is meant."""
+        return self.assemble(model, {axis.field: _only(axis, values) for axis, values in self.axes().items()})
+
+    def axes(self) -> dict[RunAxis, tuple[object, ...]]:
+        """Every value of every setting that is given or has a default."""
+        read = ((axis, self._text(axis)) for axis in RUN_AXES)
+        return {axis: axis.parse(text, axis.flag) for axis, text in read if text is not None}
+
+    def assemble(self, model: Model, chosen: dict[str, object]) -> Run:
+        """A run from parsed settings, and what the model decides where none is given."""
+        if "attention" not in chosen:
+            chosen = {**chosen, "attention": "sdpa" if model.supports_sdpa else "eager"}
+        return Run(**chosen, hold_logits=self.hold_logits)  # type: ignore[arg-type]
+
+    def _text(self, axis: RunAxis) -> str | None:
+        text = getattr(self, axis.option)
+        return text if text is None else str(text)
+
+
+def _only(axis: RunAxis, values: Sequence[object]) -> object:
+    if len(values) != 1:
+        hint = "`actplan sweep` takes lists and ranges"
+        raise InputError(f"{len(values)} values", where=axis.flag, allowed="one value", hint=hint)
+    return values[0]
+
+
+def hub_cache() -> Path:
+    """Where Hugging Face keeps what it fetched (huggingface_hub/constants.py)."""
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if given:
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")  # noqa: PTH118
+    return Path(os.path.expandvars(home)).expanduser() / "hub"
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,136 @@
+"""Where results go: stdout or a file, as a table, JSON, CSV or Markdown, or one value of the JSON."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..render.blocks import Block
+    from ..render.csv import Sheet
+
+FORMATS = ("table", "json", "csv", "markdown")
+_SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown"}
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What the result is printed as, and where."""
+
+    format: Annotated[
+        str | None,
+        Option("--format", metavar="|".join(FORMATS), help="Default: table, or what the ending of -o says."),
+    ] = None
+    get: Annotated[
+        str | None,
+        Option("--get", metavar="KEY", help="One value of the JSON, such as estimates.autograd.saved_bytes."),
+    ] = None
+    output: Annotated[
+        str | None, Option("-o", "--output", metavar="FILE", help="Write a file (whole or not at all).")
+    ] = None
+
+    def kind(self) -> str:
+        """The format, checked. Call it before the work, so that a typo costs nothing."""
+        if self.format is None:
+            return _SUFFIXES.get(Path(self.output or "").suffix.lower(), "table")
+        if self.format not in FORMATS:
+            word = self.format[:64]
+            raise InputError(f"unknown format {word!r}", where="--format", choices=FORMATS, got=word)
+        return self.format
+
+    def emit(
+        self,
+        data: object,
+        blocks: Callable[[], Sequence[Block]],
+        sheet: Callable[[], Sheet],
+    ) -> None:
+        """Print `data` (the JSON), or its view as blocks of text, or as a sheet: whatever is asked for."""
+        kind = self.kind()
+        if self.get is not None:
+            from ..render.select import select
+
+            text = select(data, self.get) + "\n"
+        elif kind == "json":
+            from ..report import to_json
+
+            self._write(to_json(data).decode() + "\n", json=True)
+            return
+        elif kind == "csv":
+            from ..render.csv import to_csv
+
+            text = to_csv(sheet())
+        elif kind == "markdown":
+            from ..render.markdown import to_markdown
+
+            text = to_markdown(blocks())
+        else:
+            text = self._table(blocks())
+        self._write(text)
+
+    def _table(self, blocks: Sequence[Block]) -> str:
+        if self.output is None and sys.stdout is not None and sys.stdout.isatty():
+            from ..render.terminal import to_terminal
+
+            return to_terminal(blocks, sys.stdout)
+        from ..render.text import to_text
+
+        return to_text(blocks)
+
+    def _write(self, text: str, *, json: bool = False) -> None:
+        if self.output is None or self.output == "-":
+            write(text, json=json)
+        else:
+            write_file(Path(self.output), text)
+
+
+def write(text: str, *, json: bool = False) -> None:
+    """Data to stdout, in its encoding. A reader that has seen enough (`| head -1`) is no error."""
+    from ..render.encoding import escaped_json, representable
+
+    stream = sys.stdout
+    if stream is None:
+        raise InputError("stdout is closed", allowed="a place to write to, or -o FILE")
+    try:
+        stream.write((escaped_json if json else representable)(text, stream.encoding))
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise InputError(f"cannot write to stdout: {error.strerror}") from None
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write `path` whole or not at all: a new file takes its place once it is complete."""
+    try:
+        if path.exists() and not path.is_file():  # /dev/null, a named pipe: nothing to replace
+            path.write_text(text, encoding="utf-8")
+            return
+        _replace(path.resolve(), text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot write: {reason}", where=str(path)) from None
+
+
+def _replace(path: Path, text: str) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    if mode is not None and not os.access(path, os.W_OK):
+        raise PermissionError(13, "Permission denied")
+    part = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
+    try:
+        with part.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+        if mode is not None:
+            part.chmod(mode)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

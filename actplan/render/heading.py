@@ -1,0 +1,41 @@
+"""The two lines at the top: the model, and the run."""
+
+from __future__ import annotations
+
+from ..report import ModelInfo, RunInfo
+from .numbers import rounded, whole
+
+MAX_PATTERN = 80
+
+
+def model_line(model: ModelInfo) -> str:
+    """`name · title · 64 layers = 16 x [3 x gated_deltanet, full_attention] · 26.9 B parameters`."""
+    plural = "s" if model.num_layers != 1 else ""
+    parts = [
+        model.name,
+        model.title if model.title != model.name else "",
+        f"{whole(model.num_layers)} layer{plural} = {short_pattern(model)}",
+        f"{rounded(model.num_parameters)} parameters",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def short_pattern(model: ModelInfo) -> str:
+    """The pattern, or how many layers of each kind where it is too long to read."""
+    if len(model.pattern) <= MAX_PATTERN:
+        return model.pattern
+    return " + ".join(f"{count} {kind}" for kind, count in model.layer_kinds.items())
+
+
+def run_line(run: RunInfo) -> str:
+    """`1 × 8,192 tokens · bf16 · hf modules, sdpa, fla · naive loss`, and the policy where one is chosen."""
+    parts = [
+        f"{whole(run.micro_batch_size)} × {whole(run.sequence_length)} tokens",
+        run.dtype,
+        f"{run.kernels} modules, {run.attention}, {run.linear_attention}",
+        f"{run.loss} loss" if run.loss != "none" else "no loss",
+    ]
+    if run.checkpoint != "none":
+        kept = f", boundaries in {run.checkpoint_dtype}" if run.checkpoint_dtype != run.dtype else ""
+        parts.append(f"checkpoint {run.checkpoint}{kept}")
+    return " · ".join(parts)

@@ -1,0 +1,54 @@
+"""`actplan ledger`: every saved tensor, and what lives at the peak."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from cli_harness import actplan, result
+
+SMALL = ("--preset", "llama-3.2-1b", "--seq", "1k", "--set", "num_layers=3")
+
+
+def test_the_whole_ledger_adds_up_to_the_estimate() -> None:
+    rows = result("ledger", *SMALL)["ledger"]
+    saved = result("estimate", *SMALL)["estimates"]["autograd"]["saved_bytes"]
+    assert sum(row["bytes"] * row["count"] for row in rows) == saved
+    assert all(row["reason"] for row in rows)
+
+
+def test_one_layer_adds_up_to_its_entry() -> None:
+    layers = result("estimate", *SMALL)["estimates"]["autograd"]["layer_saved_bytes"]
+    for i, size in enumerate(layers):
+        rows = result("ledger", *SMALL, "--layer", str(i))["ledger"]
+        assert sum(row["bytes"] * row["count"] for row in rows) == size
+
+
+def test_a_kind_is_its_first_layer() -> None:
+    by_kind = result("ledger", "--seq", "256", "--kind", "full_attention")["ledger"]
+    assert by_kind == result("ledger", "--seq", "256", "--layer", "3")["ledger"]
+
+
+def test_the_peak_is_the_estimates_and_adds_up() -> None:
+    found = result("ledger", *SMALL, "--at-peak")
+    peak = found["peak"]
+    autograd = result("estimate", *SMALL)["estimates"]["autograd"]
+    highest = max(autograd["peak_forward_bytes"], autograd["peak_backward_bytes"])
+    assert abs(peak["bytes"] - highest) <= highest * 0.005
+    assert (
+        abs(sum(row["bytes"] * row["count"] for row in peak["alive"]) - peak["bytes"])
+        <= peak["bytes"] * 0.001
+    )
+    assert "ledger" not in found
+
+
+def test_csv_and_table() -> None:
+    arguments = ("ledger", *SMALL, "--layer", "1")
+    rows = result(*arguments)["ledger"]
+    read = list(csv.DictReader(io.StringIO(actplan(*arguments, "--format", "csv").stdout)))
+    assert [int(row["bytes"]) for row in read] == [row["bytes"] for row in rows]
+    assert [row["shape"] for row in read] == ["x".join(map(str, row["shape"])) for row in rows]
+    table = actplan(*arguments).stdout
+    assert all(row["reason"] in table for row in rows)
+    total = sum(row["bytes"] * row["count"] for row in rows)
+    assert f"{total:,} bytes" in table
