@@ -1,0 +1,1 @@
+"""Readers and writers of other tools' configurations, one a file."""

@@ -1,0 +1,297 @@
+"""Training recipes as data: which copies of a weight exist, in which type, and who holds how much of them.
+
+Bytes per parameter of one rank follow from a recipe's types (`PerParameter`); exact bytes, with padding and
+buffers, come from `actplan.states`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from .errors import InputError
+from .optimizers import OPTIMIZERS, AdamW, BitsAndBytesAdamW, Optimizer, Stepped
+from .sharding import Ddp, Fsdp, MegatronDdp, Sharding, Zero, shard_divisors
+from .units import BF16, FP16, FP32, DType
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What lives in host memory instead (DeepSpeed's offload_param and offload_optimizer, FSDP's
+    CPUOffloadPolicy)."""
+
+    parameters: bool = False
+    optimizer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """A frozen base in few bits (QLoRA, Dettmers et al., arXiv 2305.14314).
+
+    bits: of each value. block: values under one absmax, fp32, or one byte with a second level of absmax over
+    `nested_block` of them (double quantisation, its section 3). code: bytes of tables per tensor. Matrices of
+    linears are quantised; embeddings, norms, biases and the head are not (transformers/quantizers/base.py,
+    `get_keys_to_not_convert`), and stay in `rest`, which `prepare_model_for_kbit_training` makes fp32
+    (peft/utils/other.py).
+    """
+
+    name: str = "nf4"
+    bits: int = 4
+    block: int = 64
+    double: bool = False
+    nested_block: int = 256
+    code: int = 16 * 4
+    rest: DType | None = None
+    source: str = "bitsandbytes/functional.py: quantize_4bit"
+
+    def packed_bytes(self, numel: int) -> int:
+        return -(-numel * self.bits // 8)
+
+    def scale_bytes(self, numel: int) -> int:
+        blocks = -(-numel // self.block)
+        if not self.double:
+            return 4 * blocks + self.code
+        # one byte a block, an fp32 absmax for each 256 of them, an fp32 offset, and the second table of 256
+        return blocks + 4 * -(-blocks // self.nested_block) + 4 + self.code + 256 * 4
+
+
+NF4 = Quantisation()
+NF4_DOUBLE = Quantisation(name="nf4-double", double=True)
+INT8 = Quantisation(
+    name="int8",
+    bits=8,
+    block=1 << 62,
+    code=0,
+    source="bitsandbytes/nn/modules.py: Int8Params (one scale a row is left out)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PerParameter:
+    """Bytes per trained parameter on one rank, exact."""
+
+    parameters: Fraction
+    gradients: Fraction
+    optimizer: Fraction
+
+    @property
+    def total(self) -> Fraction:
+        return self.parameters + self.gradients + self.optimizer
+
+
+_ADAMW = AdamW()
+_DDP = Ddp()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How weights are trained.
+
+    Attributes:
+        weights: the type in which trained weights are held.
+        compute: the type of matrix products; FSDP gathers in it, autocast casts to it.
+        gradients: the type in which they accumulate.
+        master: a separate copy that the optimizer steps on, None where it steps on the weights.
+        buffered: gradients live in a buffer from start to end of the run, not from backward to the step.
+        step_gradients: gradients are copied to this type for the step.
+        step_gradients_stay: whether those copies live until the next `zero_grad` (Megatron's do).
+        fused_accumulation: weight gradients are added straight to the buffer; if not, each exists on its own
+        first.
+        autocast_cache: the low-precision copies of fp32 weights that `torch.autocast` makes, kept for
+        backward.
+        optimizer_in_backward: each gradient is consumed and freed as soon as it exists.
+        accumulation_steps: micro-batches per step.
+        frozen: the type of weights that are not trained, None: `weights`.
+        base: quantisation of frozen matrices.
+    """
+
+    name: str
+    title: str
+    source: str
+    weights: DType
+    gradients: DType
+    optimizer: Optimizer = _ADAMW
+    compute: DType = BF16
+    master: DType | None = None
+    sharding: Sharding = _DDP
+    buffered: bool = False
+    step_gradients: DType | None = None
+    step_gradients_stay: bool = False
+    fused_accumulation: bool = True
+    autocast_cache: bool = False
+    loss_scaling: bool = False
+    optimizer_in_backward: bool = False
+    accumulation_steps: int = 1
+    offload: Offload = Offload()
+    frozen: DType | None = None
+    base: Quantisation | None = None
+
+    def __post_init__(self) -> None:
+        if self.accumulation_steps < 1:
+            raise InputError(f"{self.accumulation_steps} accumulation steps", allowed="a whole number from 1")
+        if self.optimizer_in_backward and self.accumulation_steps > 1:
+            raise InputError(
+                "the optimizer in backward frees each gradient at once",
+                hint="it cannot accumulate micro-batches",
+            )
+        if self.offload.parameters and not (
+            isinstance(self.sharding, Fsdp) or (isinstance(self.sharding, Zero) and self.sharding.stage == 3)
+        ):
+            raise InputError(
+                "parameters can be offloaded only where they are gathered for use", allowed="FSDP or ZeRO-3"
+            )
+
+    def per_parameter(self, data_ranks: int = 1) -> PerParameter:
+        """Bytes of a trained parameter on one of `data_ranks` ranks, without padding, buffers and
+        temporaries."""
+        by = shard_divisors(self.sharding, data_ranks)
+        master = self.master.itemsize if self.master is not None and self.master != self.weights else 0
+        stepped = self.master or self.weights
+        probe = 1 << 40  # large enough for per-tensor tables to vanish, and divisible by every block
+        tensor = Stepped("probe.weight", (probe,), probe, stepped, self.gradients)
+        moments = self.optimizer.state_bytes([tensor]) + self.optimizer.paged_bytes([tensor])
+        per = Fraction(round(moments / probe * 4096), 4096)
+        return PerParameter(
+            Fraction(self.weights.itemsize, by.parameters),
+            Fraction(self.gradients.itemsize, by.gradients),
+            (master + per) / by.optimizer,
+        )
+
+
+_MEGATRON = "Megatron-LM: optimizer/optimizer.py (Float16OptimizerWithFloat16Params), distrib_optimizer.py"
+_FUSED = AdamW("fused")
+
+MEGATRON_BF16 = Recipe(
+    name="megatron-bf16",
+    title="Megatron mixed precision: bf16 weights, fp32 gradients, fp32 master and moments",
+    source=_MEGATRON,
+    weights=BF16,
+    gradients=FP32,
+    master=FP32,
+    optimizer=_FUSED,
+    sharding=MegatronDdp(),
+    buffered=True,
+)
+MEGATRON_BF16_DIST = replace(
+    MEGATRON_BF16,
+    name="megatron-bf16-dist",
+    title="the same with the distributed optimizer",
+    sharding=MegatronDdp(distributed_optimizer=True),
+)
+MEGATRON_BF16_GRADS = replace(
+    MEGATRON_BF16_DIST,
+    name="megatron-bf16-grads",
+    title="bf16 gradients (--grad-reduce-in-bf16), fp32 copies for the step, distributed optimizer",
+    gradients=BF16,
+    step_gradients=FP32,
+    step_gradients_stay=True,
+)
+MEGATRON_FP16 = replace(
+    MEGATRON_BF16,
+    name="megatron-fp16",
+    title="fp16 weights and gradients, fp32 gradient copies until zero_grad, fp32 master and moments",
+    weights=FP16,
+    compute=FP16,
+    gradients=FP16,
+    step_gradients=FP32,
+    step_gradients_stay=True,
+    loss_scaling=True,
+)
+MEGATRON_FP32 = replace(
+    MEGATRON_BF16,
+    name="megatron-fp32",
+    title="fp32 throughout",
+    weights=FP32,
+    compute=FP32,
+    master=None,
+    source="Megatron-LM: optimizer/optimizer.py (FP32Optimizer)",
+)
+ZERO = tuple(
+    Recipe(
+        name=f"zero-{stage}",
+        title=f"DeepSpeed ZeRO-{stage}: bf16 weights and gradients, fp32 master and moments",
+        source="Rajbhandari et al., arXiv 1910.02054, figure 1 and section 3: 2 + 2 + K with K = 12",
+        weights=BF16,
+        gradients=BF16,
+        master=FP32,
+        step_gradients=FP32,
+        optimizer=_FUSED,
+        sharding=Zero(stage),
+    )
+    for stage in (0, 1, 2, 3)
+)
+FSDP = Recipe(
+    name="fsdp",
+    title="FSDP2: fp32 shards, bf16 compute, gradients reduced in fp32",
+    source="torch/distributed/fsdp/_fully_shard/; torchtitan/models/llama3/parallelize.py",
+    weights=FP32,
+    gradients=FP32,
+    sharding=Fsdp(),
+)
+FSDP_BF16 = replace(FSDP, name="fsdp-bf16", title="FSDP2 with bf16 shards", weights=BF16, gradients=BF16)
+AUTOCAST = Recipe(
+    name="autocast",
+    title="fp32 weights under bf16 autocast, with its copies of the weights",
+    source="aten/src/ATen/autocast_mode.cpp: cached_cast; Micikevicius et al., arXiv 1710.03740",
+    weights=FP32,
+    gradients=FP32,
+    autocast_cache=True,
+)
+BF16_PURE = Recipe(
+    name="bf16",
+    title="pure bf16: weights, gradients and moments",
+    source="torch/optim/adam.py: states are zeros_like(parameter)",
+    weights=BF16,
+    gradients=BF16,
+)
+FP32_PURE = Recipe(
+    name="fp32", title="fp32 throughout", source=BF16_PURE.source, weights=FP32, gradients=FP32, compute=FP32
+)
+FP16_SCALED = replace(
+    AUTOCAST,
+    name="fp16",
+    title="fp32 weights under fp16 autocast with loss scaling",
+    source="torch/amp/grad_scaler.py: gradients are unscaled in place",
+    compute=FP16,
+    loss_scaling=True,
+)
+LORA = Recipe(
+    name="lora",
+    title="bf16 base frozen, fp32 adapters",
+    source="Hu et al., arXiv 2106.09685; peft/tuners/tuners_utils.py: autocast_adapter_dtype",
+    weights=FP32,
+    gradients=FP32,
+    frozen=BF16,
+)
+QLORA = replace(
+    LORA,
+    name="qlora",
+    title="NF4 base with double quantisation, fp32 adapters, paged 32-bit AdamW",
+    source="Dettmers et al., arXiv 2305.14314, sections 3 and 4",
+    base=NF4_DOUBLE,
+    optimizer=BitsAndBytesAdamW(bits=32, paged=True, name="paged-adamw"),
+)
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        MEGATRON_BF16, MEGATRON_BF16_DIST, MEGATRON_BF16_GRADS, MEGATRON_FP16, MEGATRON_FP32, *ZERO, FSDP,
+        FSDP_BF16, AUTOCAST, BF16_PURE, FP32_PURE, FP16_SCALED, LORA, QLORA,
+    )
+}  # fmt: skip
+
+
+def load_recipe(name: str, optimizer: str | None = None) -> Recipe:
+    """A recipe by name, its optimizer replaced by another's name."""
+    if name not in RECIPES:
+        raise InputError(f"unknown recipe {name[:64]!r}", where="--recipe", choices=RECIPES, got=name[:64])
+    recipe = RECIPES[name]
+    if optimizer is None:
+        return recipe
+    if optimizer not in OPTIMIZERS:
+        raise InputError(
+            f"unknown optimizer {optimizer[:64]!r}",
+            where="--optimizer",
+            choices=OPTIMIZERS,
+            got=optimizer[:64],
+        )
+    return replace(recipe, optimizer=OPTIMIZERS[optimizer])

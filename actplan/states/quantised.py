@@ -1,0 +1,17 @@
+"""Which parameters a quantised base keeps in few bits."""
+
+from __future__ import annotations
+
+from ..profile import Parameter
+
+_WHOLE = ("embed", "lm_head", "norm", "router", "conv", "lora_", "A_log", "dt_bias")
+
+
+def is_quantised(parameter: Parameter) -> bool:
+    """A matrix of a linear: not the embedding, the head, a norm or a router.
+
+    transformers/quantizers/base.py, `get_modules_to_not_convert`: the head and what is tied to it stay whole.
+    """
+    if len(parameter.shape) < 2 or parameter.name.endswith("mlp.gate.weight"):
+        return False
+    return not any(part in parameter.name for part in _WHOLE)

@@ -1,0 +1,103 @@
+"""What `states` answers: lines of bytes, each in one category, in some phases of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["forward_loss", "backward", "optimizer_step", "after_step"]
+"""forward_loss: the forward is through, the loss is computed. backward: gradients have appeared.
+optimizer_step: the optimizer's temporaries exist. after_step: what stays until the next step's
+`zero_grad`."""
+Category = Literal["parameters", "gradients", "optimizer", "workspace", "communication"]
+
+PHASES: tuple[Phase, ...] = ("forward_loss", "backward", "optimizer_step", "after_step")
+CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "workspace", "communication")
+ALWAYS: frozenset[Phase] = frozenset(PHASES)
+DURING_BACKWARD: frozenset[Phase] = frozenset(("backward",))
+AT_STEP: frozenset[Phase] = frozenset(("optimizer_step",))
+GRADIENTS: frozenset[Phase] = frozenset(("backward", "optimizer_step", "after_step"))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One term of one rank.
+
+    Attributes:
+        phases: when it is alive.
+        from_first_step: it appears at the first optimizer step, as moments do.
+        own_pool: allocated on a stream of its own, so that what it frees stays reserved for that stream
+        (PyTorch's
+            caching allocator keeps a pool a stream, c10/cuda/CUDACachingAllocator.cpp).
+        high: the upper end, where only a range is known; `nbytes` is what is expected.
+    """
+
+    category: Category
+    name: str
+    nbytes: int
+    phases: frozenset[Phase]
+    reason: str
+    source: str = ""
+    from_first_step: bool = False
+    own_pool: bool = False
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The static half of one rank's budget. Bytes; `host_bytes` and `paged_bytes` are in no category."""
+
+    lines: tuple[Line, ...]
+    host_bytes: int = 0
+    paged_bytes: int = 0
+
+    def bytes(self, category: Category, phase: Phase, *, first_step: bool = False) -> int:
+        """One category in one phase; `first_step`: before the optimizer has ever stepped."""
+        return sum(line.nbytes for line in self._alive(phase, first_step) if line.category == category)
+
+    def total_bytes(self, phase: Phase, *, first_step: bool = False) -> int:
+        """All categories in one phase."""
+        return sum(line.nbytes for line in self._alive(phase, first_step))
+
+    def reserved_bytes(self, phase: Phase) -> int:
+        """What the allocator holds for them: alive in this phase, or freed to a stream's own pool."""
+        return sum(line.nbytes for line in self.lines if phase in line.phases or line.own_pool)
+
+    def _alive(self, phase: Phase, first_step: bool) -> Iterable[Line]:
+        unborn = first_step and phase in ("forward_loss", "backward")
+        return (line for line in self.lines if phase in line.phases and not (unborn and line.from_first_step))
+
+    @property
+    def parameters_bytes(self) -> int:
+        """Weights on this rank, and nothing gathered for use."""
+        return self.bytes("parameters", "after_step")
+
+    @property
+    def gradients_bytes(self) -> int:
+        """Gradients when the backward of the last micro-batch ends."""
+        return self.bytes("gradients", "backward")
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Master weights and moments, once the optimizer has stepped."""
+        return self.bytes("optimizer", "after_step")
+
+    @property
+    def optimizer_first_step_bytes(self) -> int:
+        """Before the first step: master weights only."""
+        return self.bytes("optimizer", "backward", first_step=True)
+
+    @property
+    def step_workspace_bytes(self) -> int:
+        """Temporaries of the optimizer step."""
+        return self.bytes("workspace", "optimizer_step")
+
+    def communication_bytes(self, phase: Phase) -> int:
+        """Communication buffers alive in a phase."""
+        return self.bytes("communication", phase)
+
+    @property
+    def static_bytes(self) -> int:
+        """Parameters, gradients and optimizer."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes

@@ -1,0 +1,118 @@
+"""How many values of each parameter one rank holds, with each framework's padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm, prod
+
+from ..mesh import Mesh
+from ..profile import Parameter
+from ..recipes import Recipe
+from ..sharding import Fsdp, MegatronDdp, Zero, shard_divisors
+from ..units import FP32, DType
+from .units import TIED_COPY, Unit
+
+
+def padded(count: int, multiple: int) -> int:
+    """`count`, rounded up."""
+    return -(-count // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One parameter on one rank: values held as weight, as gradient, and stepped on by the optimizer."""
+
+    parameter: Parameter
+    stored: DType
+    weight: int
+    gradient: int
+    stepped: int
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weight * self.stored.itemsize
+
+
+def stored_dtype(parameter: Parameter, recipe: Recipe) -> DType:
+    """The type a weight is held in: a recipe's, save for weights that a model itself keeps in fp32."""
+    if parameter.dtype == FP32:
+        return FP32
+    if parameter.trainable:
+        return recipe.weights
+    return recipe.frozen or recipe.weights
+
+
+def ranks_of(parameter: Parameter, mesh: Mesh) -> int:
+    """The ranks that hold the same values of it."""
+    return mesh.expert_data_ranks if parameter.expert else mesh.data_ranks
+
+
+def pieces(unit: Unit, recipe: Recipe, mesh: Mesh) -> tuple[Piece, ...]:
+    """Each parameter of a unit on one rank, without bucket padding (see `bucket_padding`)."""
+    return tuple(_piece(p, recipe, mesh) for p in unit.parameters)
+
+
+def _piece(p: Parameter, recipe: Recipe, mesh: Mesh) -> Piece:
+    by = shard_divisors(recipe.sharding, ranks_of(p, mesh))
+    stored, full = stored_dtype(p, recipe), p.numel
+    if isinstance(recipe.sharding, Fsdp):
+        shard = fsdp_shard(p.shape, by.parameters)
+        trained = shard if p.trainable else 0
+        return Piece(p, stored, shard, trained, trained)
+    divided = recipe.sharding
+    if isinstance(divided, Zero) and divided.stage == 3:
+        weight = full if full < divided.persistence_threshold else -(-full // by.parameters)
+    elif isinstance(divided, MegatronDdp) and not p.trainable:
+        weight = full  # frozen weights are in no buffer
+    else:
+        weight = -(-full // by.parameters)
+    if not p.trainable:
+        return Piece(p, stored, weight, 0, 0)
+    return Piece(p, stored, weight, -(-full // by.gradients), -(-full // by.optimizer))
+
+
+def fsdp_shard(shape: tuple[int, ...], ranks: int) -> int:
+    """Values of rank 0's shard: the first dimension in chunks, the last padded
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_init_sharded_param`)."""
+    if not shape:
+        return 1
+    return -(-shape[0] // ranks) * prod(shape[1:])
+
+
+def bucket_padding(chunks: Sequence[Sequence[Unit]], recipe: Recipe, mesh: Mesh, first_stage: bool) -> int:
+    """Values that the distributed optimizer's buffers add on one rank (whole buffers, not shards).
+
+    Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py: a parameter starts at a multiple of 64,
+    a bucket ends at one of lcm(ranks, 128); a shared embedding has a bucket of its own. Each chunk has its
+    own buffers, one for dense and one for expert parameters.
+    """
+    sharding = recipe.sharding
+    if not isinstance(sharding, MegatronDdp) or not sharding.distributed_optimizer:
+        return 0
+    total = 0
+    for index, chunk in enumerate(chunks):
+        for expert in (False, True):
+            own = [p for unit in chunk for p in unit.parameters if p.trainable and p.expert == expert]
+            if own:
+                ranks = ranks_of(own[0], mesh) // sharding.instances
+                bucketed = sharding.overlap and first_stage and index == 0
+                limit = max(40_000_000, 1_000_000 * ranks) if bucketed else None
+                total += _buffer(own, lcm(ranks, 128), limit) - sum(p.numel for p in own)
+    return total
+
+
+def _buffer(parameters: Sequence[Parameter], multiple: int, limit: int | None) -> int:
+    """Values of one buffer."""
+    at = start = 0
+    filled = False
+    for p in reversed(parameters):
+        at = padded(at, 64)
+        own_bucket = p.name == TIED_COPY
+        if own_bucket and filled:
+            at = start = padded(at, multiple)
+        at, filled = at + p.numel, True
+        if own_bucket or (limit is not None and at - start >= limit):
+            at = start = padded(at, multiple)
+            filled = False
+    return padded(at, multiple)

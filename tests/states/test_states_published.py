@@ -1,0 +1,147 @@
+"""Published numbers: the ZeRO paper, DeepSpeed's documentation, FSDP measurements, QLoRA's tables on a T4."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from actplan.load import load_model
+from actplan.mesh import Mesh
+from actplan.profile import Parameter, profile
+from actplan.recipes import NF4, RECIPES, load_recipe
+from actplan.sharding import Fsdp
+from actplan.spec import Run
+from actplan.states import Unit, states, units_of
+from actplan.states.deepspeed import zero2_device_bytes, zero2_host_bytes, zero3_device_bytes
+from actplan.units import BF16, GIB, MIB
+
+MEASURED = {
+    r["id"]: r for r in json.loads((Path(__file__).parent.parent / "reference" / "measured.json").read_text())
+}
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[Unit, ...]:
+    return units_of(profile(load_model("llama-3-8b", preset=True), Run(sequence_length=64)))
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_zero_paper_figure_1(stage: int, gigabytes: float) -> None:
+    """arXiv 1910.02054, figure 1: 7.5 B parameters over 64 ranks, in 10^9 bytes."""
+    recipe = load_recipe(f"zero-{stage}")
+    assert float(recipe.per_parameter(64).total) * 7.5 == pytest.approx(gigabytes, abs=0.05)
+    matrix = Parameter("layer.weight", (75_000, 100_000), BF16, False, True)
+    found = states([Unit("layers.0", "layer", (matrix,))], recipe, Mesh(dp=64))
+    assert found.static_bytes / 10**9 == pytest.approx(gigabytes, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "many"),
+    [
+        ("megatron-bf16", 18, 18),
+        ("megatron-bf16-dist", 18, 6 + 12 / 64),
+        ("megatron-fp32", 16, 16),
+        ("zero-3", 16, 16 / 64),
+        ("fsdp", 16, 16 / 64),
+        ("autocast", 16, 16),
+        ("bf16", 8, 8),
+        ("fp32", 16, 16),
+    ],
+)
+def test_bytes_per_parameter(name: str, one: float, many: float) -> None:
+    """Megatron-LM, dist_optimizer.md: 18, and 6 + 12/d; torch.optim: states like parameters."""
+    recipe = RECIPES[name]
+    assert float(recipe.per_parameter().total) == one
+    assert float(recipe.per_parameter(64).total) == many
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("adamw8bit", 2 * (1 + 4 / 256)), ("sgd", 0), ("sgd-momentum", 2), ("lion", 2), ("paged-adamw", 8)],
+)
+def test_optimizer_bytes_per_parameter(name: str, optimizer: float) -> None:
+    assert float(load_recipe("bf16", name).per_parameter().optimizer) == pytest.approx(optimizer, rel=1e-3)
+
+
+def test_deepspeed_estimators() -> None:
+    """docs/code-docs/source/memory.rst: t5-3b, 2,851 M parameters, largest layer 32 M, 8 GPUs; GB are GiB."""
+    assert f"{zero2_device_bytes(2_851_000_000, 8) / GIB:.2f}" == "15.93"
+    assert f"{zero2_device_bytes(2_851_000_000, 8, offload_optimizer=True) / GIB:.2f}" == "5.31"
+    assert f"{zero2_host_bytes(2_851_000_000, 8) / GIB:.2f}" == "127.45"
+    assert f"{zero3_device_bytes(2_851_000_000, 32_000_000, 8) / GIB:.2f}" == "6.09"
+    assert f"{zero3_device_bytes(2_851_000_000, 32_000_000, 8, offload_optimizer=True) / GIB:.2f}" == "0.78"
+    offloaded = zero3_device_bytes(
+        2_851_000_000, 32_000_000, 8, offload_optimizer=True, offload_parameters=True
+    )
+    assert f"{offloaded / GIB:.2f}" == "0.12"
+
+
+def test_deepspeed_t5_large() -> None:
+    """The same page: 737.67 M parameters, largest layer 32.90 M, 4 GPUs."""
+    assert zero3_device_bytes(737_670_000, 32_900_000, 4) >> 20 == pytest.approx(3291, abs=1)
+    assert zero3_device_bytes(737_670_000, 32_900_000, 4, offload_optimizer=True) >> 20 == pytest.approx(
+        477, abs=1
+    )
+
+
+def test_zero3_at_the_step_is_deepspeeds_18_bytes() -> None:
+    """2 for weights, 4 for fp32 gradients, 12 for the optimizer; ours has the bf16 gradients (2) too."""
+    matrix = Parameter("layer.weight", (8192, 8192), BF16, False, True)
+    found = states([Unit("layers.0", "layer", (matrix,))], load_recipe("zero-3"), Mesh(dp=8))
+    per = (found.static_bytes + found.step_workspace_bytes) * 8 / matrix.numel
+    assert per == 18 + 2
+
+
+def test_fsdp_reshard_never_against_always(llama: tuple[Unit, ...]) -> None:
+    """torchtitan commit 5940ddeb5: 62.18 against 49.41 GiB (and 49.58 with the last layer kept, its
+    default)."""
+    measured = (
+        MEASURED["titan-5940ddeb5-never"]["measured_gib"] - MEASURED["titan-5940ddeb5-always"]["measured_gib"]
+    )
+    found = {
+        reshard: states(llama, replace(load_recipe("fsdp"), sharding=Fsdp(reshard=reshard)), Mesh(dp=8))
+        for reshard in ("always", "default", "never")
+    }
+    at_loss = {reshard: s.total_bytes("forward_loss") / GIB for reshard, s in found.items()}
+    assert measured == pytest.approx(12.77, abs=0.005)
+    assert at_loss["never"] - at_loss["always"] == pytest.approx(measured, rel=0.03)
+    assert at_loss["never"] - at_loss["default"] == pytest.approx(62.18 - 49.58, rel=0.005)
+
+
+def test_fsdp_first_step_against_the_rest(llama: tuple[Unit, ...]) -> None:
+    """The same commit: 41.89 GiB in step 1 and 49.41 from step 2 on, when the moments exist."""
+    recipe = load_recipe("fsdp")
+    found = states(llama, recipe, Mesh(dp=8))
+    appears = found.total_bytes("forward_loss") - found.total_bytes("forward_loss", first_step=True)
+    assert appears / GIB == pytest.approx(49.41 - 41.89, rel=0.01)
+
+
+def test_fsdp_on_8_against_128(llama: tuple[Unit, ...]) -> None:
+    """torchtitan, benchmarks/llama3_h100_202412: 76.8 against 61.8 GiB *reserved*.
+
+    States explain 14.02 GiB, 14.25 with the all-gather's cast shards; the rest of the difference is in no
+    term we know, so the measurement must lie in the allocator's band and the states within 7 %.
+    """
+    from actplan.gpus import SLACK
+
+    measured = MEASURED["titan-t1c"]["measured_gib"] - MEASURED["titan-t3c"]["measured_gib"]
+    few, many = (states(llama, load_recipe("fsdp"), Mesh(dp=n)) for n in (8, 128))
+    reserved = (few.reserved_bytes("backward") - many.reserved_bytes("backward")) / GIB
+    assert measured == pytest.approx(15.0, abs=0.005)
+    assert reserved == pytest.approx(measured, rel=0.06)
+    assert reserved * SLACK[0] / 100 <= measured <= reserved * SLACK[1] / 100
+
+
+def test_nf4_tables_of_a_t4_run() -> None:
+    """weight_breakdown of Qwen2.5-1.5B in NF4: 196 matrices, packed and scales to the byte."""
+    record = next(
+        r for r in MEASURED.values() if r["id"].startswith("t4-2026-09-15-eager-nf4") and "Qwen" in r["id"]
+    )
+    breakdown = record["measured"]["weight_breakdown"]
+    shapes = 28 * [(1536, 1536), (256, 1536), (256, 1536), (1536, 1536), *[(8960, 1536)] * 3]
+    counts = [a * b for a, b in shapes]
+    assert sum(NF4.packed_bytes(n) for n in counts) == breakdown["nf4_packed"] * MIB
+    assert sum(NF4.scale_bytes(n) for n in counts) == breakdown["quant_scales"] * MIB
