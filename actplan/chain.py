@@ -12,16 +12,16 @@ Left out: allocator rounding and fragmentation, the parameters, and what lives t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
 
 Phase = Literal["forward", "replay", "backward", "option"]
 OUTSIDE_LAYERS = frozenset({"embedding", "final_norm", "norm", "head", "loss"})
 """Kinds of stage that are not layers: frameworks' layer-wise flags never checkpoint them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One more way to run a stage than storing it: a per-op or an offload choice.
 
     Args:
@@ -40,8 +40,7 @@ class Choice:
     backward: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True):
     """One stage of a chain; a layer, or the embedding, the final norm, the head with the loss.
 
     Args:
@@ -56,6 +55,8 @@ class Stage:
             None, or more than the output and `tf`, stands for those: the replay runs to its end.
         ahead: bytes beside its first forward that are gone before backward begins (what the model's own forward
             holds); a replay does not meet them.
+        tb_again: transient bytes of its backward after a replay, whose tensors die one by one with their use;
+            None stands for `tb`.
         td: transient bytes of a first forward that keeps nothing; None stands for `tf` and `ahead`.
         keeps_input: whether the stored stage keeps its boundary in (a frozen linear does not).
         checkpointable: whether it may be part of a checkpointed segment.
@@ -74,6 +75,7 @@ class Stage:
     tf_last: int | None = None
     ahead: int = 0
     td: int | None = None
+    tb_again: int | None = None
     keeps_input: bool = True
     checkpointable: bool = True
     menu: tuple[Choice, ...] = ()
@@ -84,13 +86,17 @@ class Stage:
         return self.s + (self.x if self.keeps_input else 0)
 
     @property
+    def tb_replayed(self) -> int:
+        """Transient bytes of the backward after a replay."""
+        return self.tb if self.tb_again is None else self.tb_again
+
+    @property
     def is_layer(self) -> bool:
         """Whether a framework's per-layer flags reach it."""
         return self.checkpointable and self.kind not in OUTSIDE_LAYERS
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True):
     """Stages in forward order. `x_out` is the last boundary (0 after a loss).
 
     `cost_scale` is what one unit of the source's cost was multiplied by to become an integer. `copy`, where it
@@ -141,16 +147,14 @@ class Chain:
         return whole if rest == 0 else cost / self.cost_scale
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """Stages `first` to `last` (included), all stored."""
 
     first: int
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpointed:
+class Checkpointed(msgspec.Struct, frozen=True):
     """One checkpoint around `first` to `last`; `inner` says how it is replayed, empty for all stored."""
 
     first: int
@@ -158,8 +162,7 @@ class Checkpointed:
     inner: tuple[Unit, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """Stage `stage` run by the choice `index` of its menu."""
 
     stage: int
@@ -179,8 +182,7 @@ class Option:
 Unit: TypeAlias = "Stored | Checkpointed | Option"
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True):
     """What to do with each stage of a chain, in forward order."""
 
     units: tuple[Unit, ...]
@@ -198,8 +200,7 @@ class Schedule:
         return _recomputed(self.units)
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(msgspec.Struct, frozen=True):
     """What a schedule needs: R, A and C, and the stage and phase where the peak is.
 
     peak_bytes (R): the highest point. kept_bytes (A): what is kept when the forward ends. cost (C): in the
@@ -228,9 +229,17 @@ def evaluate(chain: Chain, schedule: Schedule) -> Evaluation:
     check_covers(schedule.units, 0, len(chain) - 1)
     walk = _Walk(chain, chain.gradients_after())
     kept = walk.run(schedule.units, 0, 0, held=False)
-    (forward, at), (backward, after) = walk.forward_peak, walk.backward_peak
-    cost = schedule_cost(chain, schedule)
-    return Evaluation(walk.peak, cost, kept, walk.stage, walk.phase, forward, at, backward, after)
+    return Evaluation(
+        peak_bytes=walk.peak,
+        cost=schedule_cost(chain, schedule),
+        kept_bytes=kept,
+        stage=walk.stage,
+        phase=walk.phase,
+        forward_bytes=walk.forward_peak,
+        forward_stage=walk.forward_stage,
+        backward_bytes=walk.backward_peak,
+        backward_stage=walk.backward_stage,
+    )
 
 
 def schedule_cost(chain: Chain, schedule: Schedule) -> int:
@@ -270,8 +279,7 @@ def joined(units: Iterator[Unit]) -> tuple[Unit, ...]:
     return tuple(out)
 
 
-@dataclass(slots=True)
-class _Walk:
+class _Walk(msgspec.Struct):
     """One pass over a schedule, the highest point noted."""
 
     chain: Chain
@@ -279,16 +287,19 @@ class _Walk:
     peak: int = -1
     stage: int = 0
     phase: Phase = "forward"
-    forward_peak: tuple[int, int] = (-1, 0)
-    backward_peak: tuple[int, int] = (-1, 0)
+    forward_peak: int = -1
+    forward_stage: int = 0
+    backward_peak: int = -1
+    backward_stage: int = 0
 
     def note(self, size: int, stage: int, phase: Phase) -> None:
         if size > self.peak:
             self.peak, self.stage, self.phase = size, stage, phase
         if phase == "forward":
-            self.forward_peak = max(self.forward_peak, (size, stage))
-        else:
-            self.backward_peak = max(self.backward_peak, (size, stage))
+            if size > self.forward_peak:
+                self.forward_peak, self.forward_stage = size, stage
+        elif size > self.backward_peak:
+            self.backward_peak, self.backward_stage = size, stage
 
     def run(self, units: tuple[Unit, ...], base: int, extra: int, *, held: bool) -> int:
         """Units in order, then their backwards; returns what is kept between the two.
@@ -302,7 +313,7 @@ class _Walk:
             first, last = held and number == 0, held and number == len(units) - 1
             at = self.forward(unit, at, extra, first=first, last=last, phase="replay" if held else "forward")
         for number in reversed(range(len(units))):
-            self.backward(units[number], kept_before[number], held=held and number == 0)
+            self.backward(units[number], kept_before[number], held=held and number == 0, again=held)
         return at
 
     def forward(self, unit: Unit, at: int, extra: int, *, first: bool, last: bool, phase: Phase) -> int:
@@ -330,7 +341,7 @@ class _Walk:
             transient = stage.tf + stage.ahead if stage.td is None else stage.td
             self.note(at + held + before + self.chain.boundary(index + 1) + transient + extra, index, phase)
 
-    def backward(self, unit: Unit, base: int, *, held: bool) -> None:
+    def backward(self, unit: Unit, base: int, *, held: bool, again: bool) -> None:
         """The backward of a unit whose forward began on `base` bytes; a checkpoint is replayed first."""
         if isinstance(unit, Option):
             self.option(unit, base)
@@ -339,15 +350,16 @@ class _Walk:
             extra = self.chain.boundary(unit.last + 1) + self.gradients[unit.last + 1]
             self.run(inner, base + self.chain.copy, extra, held=True)
         else:
-            self.stored_backward(unit, base, held=held)
+            self.stored_backward(unit, base, held=held, again=again)
 
-    def stored_backward(self, unit: Stored, base: int, *, held: bool) -> None:
+    def stored_backward(self, unit: Stored, base: int, *, held: bool, again: bool) -> None:
         at = base
         for index in range(unit.first, unit.last + 1):
             stage = self.chain.stages[index]
             at += stage.s + stage.x if held and index == unit.first else stage.kept
             after = self.chain.boundary(index + 1)
-            self.note(at + after + stage.tb + self.gradients[index], index, "backward")
+            transient = stage.tb_replayed if again else stage.tb
+            self.note(at + after + transient + self.gradients[index], index, "backward")
 
     def option(self, unit: Option, base: int) -> None:
         choice = self.chain.stages[unit.stage].menu[unit.index]

@@ -6,13 +6,13 @@ ranks of one pipeline stage, edp · ep · etp = dp · cp · tp (Megatron-Core, p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+
+import msgspec
 
 from .errors import InputError
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
+class Mesh(msgspec.Struct, frozen=True):
     """Degrees, 1 each by default: a mesh of ones is no mesh.
 
     Attributes:
@@ -34,10 +34,10 @@ class Mesh:
     etp: int = 1
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name != "sp" and not (isinstance(value, int) and 1 <= value <= 1 << 20):
-                raise InputError(f"{value!r} is no degree", where=f"--{field.name}", allowed="a whole number from 1")
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name != "sp" and not (isinstance(value, int) and 1 <= value <= 1 << 20):
+                raise InputError(f"{value!r} is no degree", where=f"--{name}", allowed="a whole number from 1")
         if self.sp and self.tp == 1:
             raise InputError("sequence parallelism divides by --tp, which is 1", where="--sp", allowed="--tp 2 or more")
         if self.stage_ranks % (self.ep * self.etp):

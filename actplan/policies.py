@@ -7,9 +7,10 @@ inverse. Layers count from 0; a segment is (first, last), both included; layers 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Protocol
+
+import msgspec
 
 from .errors import InputError
 from .units import MAX_COUNT
@@ -17,8 +18,7 @@ from .units import MAX_COUNT
 Segment = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
+class Layers(msgspec.Struct, frozen=True):
     """What a policy may look at: how many layers, the repeating block's size, each layer's stored bytes."""
 
     count: int
@@ -34,8 +34,7 @@ class Policy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class NoCheckpoint:
+class NoCheckpoint(msgspec.Struct, frozen=True):
     """Keep everything."""
 
     def segments(self, layers: Layers) -> tuple[Segment, ...]:
@@ -45,8 +44,7 @@ class NoCheckpoint:
         return "none"
 
 
-@dataclass(frozen=True, slots=True)
-class EveryLayer:
+class EveryLayer(msgspec.Struct, frozen=True):
     """Each layer on its own."""
 
     def segments(self, layers: Layers) -> tuple[Segment, ...]:
@@ -56,8 +54,7 @@ class EveryLayer:
         return "layer"
 
 
-@dataclass(frozen=True, slots=True)
-class EveryK:
+class EveryK(msgspec.Struct, frozen=True):
     """Segments of k consecutive layers; the last may be shorter."""
 
     k: int
@@ -69,8 +66,7 @@ class EveryK:
         return f"every:{self.k}"
 
 
-@dataclass(frozen=True, slots=True)
-class OneIn:
+class OneIn(msgspec.Struct, frozen=True):
     """Layers whose index is a multiple of k, each on its own (Transformers' `every_n_layers`)."""
 
     k: int
@@ -82,8 +78,7 @@ class OneIn:
         return f"one-in:{self.k}"
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(msgspec.Struct, frozen=True):
     """One segment for each repetition of the model's shortest repeating pattern."""
 
     def segments(self, layers: Layers) -> tuple[Segment, ...]:
@@ -93,8 +88,7 @@ class Blocks:
         return "block"
 
 
-@dataclass(frozen=True, slots=True)
-class Sqrt:
+class Sqrt(msgspec.Struct, frozen=True):
     """Segments of ceil(sqrt(n)) layers (Chen et al. 2016, arXiv 1604.06174, section 4.1)."""
 
     def segments(self, layers: Layers) -> tuple[Segment, ...]:
@@ -104,8 +98,7 @@ class Sqrt:
         return "sqrt"
 
 
-@dataclass(frozen=True, slots=True)
-class FirstN:
+class FirstN(msgspec.Struct, frozen=True):
     """The first n layers, each on its own (Megatron-Core's `recompute_method=block`)."""
 
     n: int
@@ -117,8 +110,7 @@ class FirstN:
         return f"first:{self.n}"
 
 
-@dataclass(frozen=True, slots=True)
-class Heaviest:
+class Heaviest(msgspec.Struct, frozen=True):
     """The n layers that keep most, each on its own; the earlier of two equals."""
 
     n: int
@@ -131,8 +123,7 @@ class Heaviest:
         return f"heaviest:{self.n}"
 
 
-@dataclass(frozen=True, slots=True)
-class Explicit:
+class Explicit(msgspec.Struct, frozen=True):
     """A list of segments, as a plan gives it: `segments:0-3,4-7` (both ends included)."""
 
     chosen: tuple[Segment, ...]

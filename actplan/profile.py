@@ -7,24 +7,23 @@ the allocator counts them, unless they are said to be saved bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from msgspec import structs
+import msgspec
+from msgspec.structs import replace
 
 from .autograd.meter import rounded
 from .autograd.tape import SavedTensor
 from .chain import Chain, Stage
 from .layers.model import Walk, walk
 from .spec import Layer, Model, Run
-from .units import DType
+from .units import FP32, DType
 
 EMBEDDING, HEAD = "embedding", "head"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """This rank's share of one parameter. `expert`: divided over the expert-parallel group, not the dense one."""
 
     name: str
@@ -38,8 +37,7 @@ class Parameter:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerProfile:
+class LayerProfile(msgspec.Struct, frozen=True):
     """One stage of a model.
 
     Attributes:
@@ -69,8 +67,7 @@ class LayerProfile:
         return sum(row.nbytes * row.count for row in self.saved)
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """Bytes that are alive beside the stages, and belong to none.
 
     Attributes:
@@ -85,8 +82,7 @@ class Context:
     backward: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelProfile:
+class ModelProfile(msgspec.Struct, frozen=True):
     """A whole model under one run: its stages, and what is alive beside them when every layer is stored
     (`stored`) and when some are checkpointed (`dropped`). `boundary_bytes` is one boundary, unrounded."""
 
@@ -154,11 +150,12 @@ def profile(model: Model, run: Run) -> ModelProfile:
 
 
 def _with_layers(model: Model, layers: tuple[Layer, ...]) -> Model:
-    return structs.replace(model, layers=layers)
+    return replace(model, layers=layers)
 
 
 def _boundary(model: Model, run: Run) -> int:
-    return run.residual_tokens * model.hidden_size * run.dtype.itemsize
+    itemsize = FP32.itemsize if model.residual.fp32 else run.dtype.itemsize
+    return run.residual_tokens * model.hidden_size * itemsize
 
 
 class _Measured:
@@ -192,7 +189,12 @@ class _Measured:
         """The layer that was stage i of the runs."""
         dropped = self.dropped.stages[i]
         once = dropped.forward_peak - dropped.forward_start - self.x
-        return self._profile(layer.kind, i, self.x, self.x, once=once, replayed=dropped.replayed_flops)
+        before = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:i]) + self.pending()
+        profile = self._profile(layer.kind, i, self.x, self.x, once=once, replayed=dropped.replayed_flops)
+        stage = profile.stage
+        replay = dropped.replay_peak - before - stage.s - stage.x - self.x
+        again = dropped.plain_peak - before - stage.s - stage.x - self.x
+        return replace(profile, stage=replace(stage, tf_last=replay, tb_again=again))
 
     def end(self, kind: str, i: int) -> LayerProfile:
         """The embedding or the head, which are always stored."""

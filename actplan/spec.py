@@ -12,32 +12,48 @@ import msgspec
 
 from .mesh import Mesh
 from .policies import NoCheckpoint, Policy
-from .units import BF16, DType
+from .units import BF16, FP32, DType
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every specification."""
 
 
-NormType = Literal["rms", "rms_zero_centered", "layer"]
+NormType = Literal["rms", "rms_zero_centered", "rms_fp32", "layer", "layer_fp32"]
 """rms: Llama's (fp32 inside, weight applied in the model's dtype). rms_zero_centered: Gemma's and Qwen3.5's
-(weight stored as w - 1 and applied in fp32). layer: `torch.nn.LayerNorm`."""
+(weight stored as w - 1 and applied in fp32). rms_fp32: OLMo 2's (weight applied in fp32). layer:
+`torch.nn.LayerNorm`. layer_fp32: Cohere's LayerNorm in torch ops (no bias, weight applied in fp32)."""
 
 
 class Rope(Spec):
     """Rotary embedding. `fraction` of each head is rotated. mrope: tables of their own for each sequence of the
-    batch (Qwen3.5's three position grids); default: one pair of tables for the whole batch."""
+    batch (Qwen3.5's three position grids); default: one pair of tables for the whole batch.
+
+    style: half, the two halves of a head turn (Llama); half_held, so, and the turned parts outlive it (Phi);
+    half_fp32, by tables kept in fp32 (OLMo 2); half_tables, by tables half as wide (gpt-oss); interleaved,
+    neighbours turn, by tables that each layer repeats (GLM); interleaved_fp32, neighbours in fp32 (Cohere).
+    local: sliding layers have a table of their own (Gemma 3's rope_local_base_freq).
+    """
 
     type: Literal["default", "mrope"] = "default"
     fraction: float = 1.0
+    style: Literal["half", "half_held", "half_fp32", "half_tables", "interleaved", "interleaved_fp32"] = "half"
+    local: bool = False
 
 
 class Attention(Spec, tag_field="type", tag="attention"):
     """Softmax attention with grouped queries.
 
     output_gate: the query projection is twice as wide and its second half gates the output (Qwen3.5).
-    fused_qkv: one projection, q, k and v are slices of its output (Phi-3).
-    qk_norm: an RMSNorm on each head of q and k (Qwen3). rope: False leaves the positions out (SmolLM3).
+    fused_qkv: one projection, q, k and v are parts of its output, cut as `qkv_layout` says: slices (Phi-3),
+    split (GPT-2), heads: q, k and v of each head side by side (GPT-NeoX), groups: the queries of each group, then
+    its k and v (Falcon).
+    qk_norm: a norm on q and k, of the layers' type. qk_norm_on: heads [B, T, H, D] (Qwen3), transposed_heads
+    [B, H, T, D] (Gemma 3), projection: over the whole width (OLMo 2).
+    rope: False leaves the positions out (SmolLM3). softcap: Gemma 2's tanh on the scores, where the kernel shows.
+    eager_softmax: fp32; model, in the model's type (GPT-2); in_place, so and on scores scaled in place (Falcon).
+    scaled_query: queries are scaled by an op of their own (OPT).
+    sinks: a learned logit for each head that takes up attention and gives nothing (gpt-oss).
     """
 
     num_attention_heads: int
@@ -48,43 +64,168 @@ class Attention(Spec, tag_field="type", tag="attention"):
     qk_norm: bool = False
     output_gate: bool = False
     fused_qkv: bool = False
+    qkv_layout: Literal["slices", "split", "heads", "groups"] = "slices"
+    qk_norm_on: Literal["heads", "transposed_heads", "projection"] = "heads"
+    softcap: bool = False
+    eager_softmax: Literal["fp32", "model", "in_place"] = "fp32"
+    scaled_query: bool = False
+    sinks: bool = False
     rope: bool = True
     sliding_window: int | None = None
     dropout: float = 0.0
 
 
 class GatedDeltaNet(Spec, tag_field="type", tag="gated_deltanet"):
-    """Gated DeltaNet (Yang et al., arXiv 2412.06464) as Qwen3.5 builds it."""
+    """Gated DeltaNet (Yang et al., arXiv 2412.06464) as Qwen3.5 builds it.
+
+    fused_projections: q, k, v, z in one projection and b, a in another, group by group (Qwen3-Next).
+    """
 
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
     value_head_dim: int
     conv_kernel_size: int = 4
+    fused_projections: bool = False
 
 
-Mixer = Union[Attention, GatedDeltaNet]  # noqa: UP007  (msgspec reads it at run time on 3.10)
+class LatentAttention(Spec, tag_field="type", tag="latent_attention"):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values from one narrow
+    latent, positions on `qk_rope_head_dim` dimensions of each head that all heads share in the key.
+
+    q_lora_rank: the width of the queries' own latent, None for one projection. rope_interleave: neighbouring
+    dimensions turn, not halves. bias: on the projections into the latents and on the output.
+    """
+
+    num_attention_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+    rope_interleave: bool = True
+    bias: bool = False
+    dropout: float = 0.0
+
+
+class Mamba2(Spec, tag_field="type", tag="mamba2"):
+    """Mamba 2 (Dao and Gu, arXiv 2405.21060): a convolution, a state-space scan, a gated norm."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    n_groups: int = 1
+    conv_kernel: int = 4
+    chunk_size: int = 256
+    use_bias: bool = False
+    use_conv_bias: bool = True
+
+
+Mixer = Union[Attention, GatedDeltaNet, LatentAttention, Mamba2]  # noqa: UP007  (msgspec reads it at run time on 3.10)
+
+
+Activation = Literal["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "relu", "relu2"]
+"""As in transformers/activations.py; gelu_new and gelu_fast are several torch ops and keep each step."""
 
 
 class Mlp(Spec, tag_field="type", tag="mlp"):
-    """A gated feed-forward network: down(act(gate(x)) * up(x)).
+    """A feed-forward network: down(act(gate(x)) * up(x)), or down(act(up(x))) where it is not gated.
 
     fused_gate_up: gate and up are the halves of one projection (Phi-3).
     """
 
     intermediate_size: int
-    activation: Literal["silu"] = "silu"
+    activation: Activation = "silu"
     bias: bool = False
+    gated: bool = True
     fused_gate_up: bool = False
 
 
+class Moe(Spec, tag_field="type", tag="moe"):
+    """A mixture of experts in place of the feed-forward network: each token goes through `num_experts_per_tok` gated
+    networks of `moe_intermediate_size`.
+
+    router: softmax over all experts, of which the largest are taken (Mixtral, Qwen3); topk_softmax, over the largest
+    logits (gpt-oss, with a bias); sigmoid, in fp32, within the best `topk_group` of `n_group` groups (DeepSeek-V3).
+    norm_topk_prob: the chosen weights are divided by their sum. fp32_routing_weights: they stay in fp32 (Mixtral;
+    always so with sigmoid), and so do the weighted outputs of the experts.
+    expert_gate: silu(gate) * up, or gpt-oss's clamped form. expert_bias, transposed_experts: how the experts' weights
+    are stored.
+    shared_expert_intermediate_size: a network that every token goes through. shared_expert_gate: a sigmoid on it.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    router: Literal["softmax", "topk_softmax", "sigmoid"] = "softmax"
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    fp32_routing_weights: bool = False
+    expert_gate: Literal["silu", "clamped_swiglu"] = "silu"
+    expert_bias: bool = False
+    transposed_experts: bool = False
+    shared_expert_intermediate_size: int | None = None
+    shared_expert_gate: bool = False
+
+
+FeedForward = Union[Mlp, Moe, None]  # noqa: UP007
+"""None: the layer is its mixer alone (Mamba 2)."""
+
+
+class Residual(Spec):
+    """How the two branches of a layer join the residual stream.
+
+    type: pre_norm, x + f(norm(x)) twice (Llama); pre_norm_held, the same while the first branch's output lives on
+    (GPT-2), or all intermediates do (pre_norm_all_held: StableLM); pre_norm_flat, the second branch on [B · T, hidden] (OPT); post_norm, x + norm(f(x)) (OLMo 2);
+    sandwich, x + norm(f(norm(x))) (Gemma 2); parallel, x + f(norm(x)) + g(norm(x)) of one norm (Cohere);
+    parallel_two_norms, of a norm for each branch (GPT-NeoX); in_place, the branches are added in place (Falcon);
+    mixer_only, x + f(norm(x)) and no second branch (Mamba 2).
+    dropout: on each branch's output. scaled: each branch times a number (Granite's residual_multiplier). fp32: the
+    stream itself is fp32 from the first layer on (Mamba 2's residual_in_fp32).
+    """
+
+    type: Literal[
+        "pre_norm", "pre_norm_held", "pre_norm_flat", "post_norm", "pre_norm_all_held", "sandwich", "parallel", "parallel_two_norms",
+        "parallel_in_place", "parallel_in_place_two_norms", "mixer_only",
+    ] = "pre_norm"  # fmt: skip
+    dropout: float = 0.0
+    scaled: bool = False
+    fp32: bool = False
+
+
+class Embedding(Spec):
+    """What happens between the token ids and the first layer.
+
+    scaled: times a number, inside the module (Gemma's), or by the model (Granite's). dropout: on the result.
+    max_position_embeddings: rows of a table of learned positions, None without one. positions: one row of positions
+    for the whole batch (GPT-2), or one for each sequence (OPT), or none made at all (Mamba 2).
+    """
+
+    scaled: Literal["no", "module", "model"] = "no"
+    dropout: float = 0.0
+    max_position_embeddings: int | None = None
+    positions: Literal["batch", "sequence", "none"] = "batch"
+
+
+class Head(Spec):
+    """The output projection. scaled: logits times a number (Granite, Cohere). softcap: a tanh on them (Gemma 2).
+    fp32: logits become fp32 before the loss asks for it (Mamba 2)."""
+
+    bias: bool = False
+    scaled: bool = False
+    softcap: bool = False
+    fp32: bool = False
+
+
 class Layer(Spec):
-    """One decoder layer: a token mixer and a feed-forward network, each behind a norm, on a residual stream."""
+    """One decoder layer: a token mixer and a feed-forward network, behind norms, on a residual stream."""
 
     kind: str
     mixer: Mixer
-    mlp: Mlp
+    mlp: FeedForward
     norm: NormType = "rms"
+    residual: Residual = Residual()
 
 
 class LeftOut(Spec):
@@ -94,11 +235,18 @@ class LeftOut(Spec):
     num_parameters: int
 
 
+Naming = Literal["llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2"]
+LigerModule = Literal["rms_norm", "rms_norm_copy", "rms_norm_in_place", "rope", "swiglu", "geglu", "experts"]
+
+
 class Model(Spec):
     """A decoder-only language model.
 
     Attributes:
-        liger: the modules that Liger's own patch function replaces for this model type.
+        naming: whose names the modules have (`actplan.layers.names`).
+        liger: the modules that Liger's own patch function replaces for this model type. Its RMSNorm writes the
+            gradient over the incoming one where the weight is not offset by one; rms_norm_copy never does,
+            rms_norm_in_place always.
     """
 
     name: str
@@ -109,9 +257,13 @@ class Model(Spec):
     layers: tuple[Layer, ...]
     norm: NormType = "rms"
     rope: Rope = Rope()
+    residual: Residual = Residual()
+    embedding: Embedding = Embedding()
+    head: Head = Head()
     tie_word_embeddings: bool = False
     supports_sdpa: bool = True
-    liger: tuple[Literal["rms_norm", "rope", "swiglu"], ...] = ("rms_norm", "rope", "swiglu")
+    naming: Naming = "llama"
+    liger: tuple[LigerModule, ...] = ("rms_norm", "rope", "swiglu")
     left_out: tuple[LeftOut, ...] = ()
 
     @property
@@ -149,10 +301,58 @@ class Model(Spec):
         return counts
 
 
-AttentionKernel = Literal["eager", "sdpa", "flash"]
+AttentionKernel = Literal["eager", "sdpa", "flash", "flash2"]
+"""flash: FlashAttention, which takes values narrower than keys as they are (version 3; it matters for latent
+attention only). flash2: version 2, to which Transformers hands such values padded."""
 LinearAttentionKernel = Literal["torch", "fla"]
 Kernels = Literal["hf", "liger"]
 Loss = Literal["naive", "fused", "none"]
+Device = Literal["cpu", "cuda"]
+"""Whose kernels save: a GPU's keep a dropout mask as one byte an element and LayerNorm's statistics in fp32; a CPU's,
+which fake tensors record as well, keep both in the model's type."""
+
+
+Precision = Literal["pure", "autocast"]
+"""pure: everything in one type. autocast: fp32 weights, matrix products under `torch.autocast` of the run's type."""
+
+
+class Lora(Spec):
+    """Low-rank adapters on a frozen model (Hu et al., arXiv 2106.09685), as peft builds them.
+
+    targets: names of linears, or `all-linear`. dtype: of the adapters, None for the model's own (peft makes them
+    fp32 unless told otherwise, `autocast_adapter_dtype`). dora: a magnitude for each output (arXiv 2402.09353).
+    modules_to_save: modules of which a copy is trained in full. layers: only these (`layers_to_transform`).
+    """
+
+    rank: int = 16
+    targets: tuple[str, ...] = ("q_proj", "v_proj")
+    dropout: float = 0.0
+    dtype: DType | None = FP32
+    dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None
+
+
+class FourBit(Spec):
+    """A base of bitsandbytes' 4-bit linears (Dettmers et al., arXiv 2305.14314): two weights a byte and one fp32
+    scale for each `block_size`; nested: the scales in 8 bits, with an fp32 one for each 256 of them.
+
+    upcast: norms, embeddings and the head in fp32, as peft's `prepare_model_for_kbit_training` leaves them, and so
+    the residual stream too.
+    """
+
+    nested: bool = False
+    block_size: int = 64
+    upcast: bool = True
+
+
+class Frozen(Spec):
+    """What is not trained: the first layers, and whatever a name of `parts` names in a parameter's path
+    (`embed_tokens`, `mlp`, `layers.3`); with `only`, everything but what these name."""
+
+    first_layers: int = 0
+    parts: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,11 +365,38 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     linear_attention: LinearAttentionKernel = "fla"
     kernels: Kernels = "hf"
     loss: Loss = "naive"
+    device: Device = "cpu"
     mesh: Mesh = Mesh()
     checkpoint: Policy = NoCheckpoint()
     checkpoint_dtype: DType | None = None
     hold_logits: bool = False
     """Whether the caller still holds the logits during backward (Transformers' Trainer does not)."""
+    expert_imbalance: float = 1.0
+    """Rows that the busiest rank's experts get, over their mean: 1 when balanced, the expert-parallel degree at worst.
+    It matters under expert parallelism only: on one rank there are T · top_k rows however they are routed."""
+    precision: Precision = "pure"
+    adapters: Lora | None = None
+    quantised: FourBit | None = None
+    frozen: Frozen = Frozen()
+    input_require_grads: bool = False
+    """Whether embedded tokens get a gradient nobody uses (`enable_input_require_grads`), which reentrant
+    checkpointing needs where the embedding is frozen."""
+
+    @property
+    def residual_dtype(self) -> DType:
+        """The type of norms, embeddings and so of the residual stream: of whatever `quantised` leaves alone."""
+        upcast = self.quantised is not None and self.quantised.upcast
+        return FP32 if upcast or (self.precision == "autocast" and self.quantised is None) else self.dtype
+
+    @property
+    def autocast_dtype(self) -> DType | None:
+        """What `torch.autocast` runs matrix products in, None outside of it."""
+        return self.dtype if self.precision == "autocast" else None
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether every parameter gets a gradient."""
+        return self.adapters is None and self.quantised is None and self.frozen == Frozen()
 
     @property
     def local_length(self) -> int:

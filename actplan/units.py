@@ -7,7 +7,8 @@ A sequence length's `k` and `m` are binary (8k = 8192), a training run's token c
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from .errors import InputError
 
@@ -17,8 +18,7 @@ MAX_COUNT = 1 << 40
 MAX_RANGE_POINTS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+class DType(msgspec.Struct, frozen=True):
     """An element type: the name PyTorch prints, its short name on the command line, its bytes."""
 
     name: str

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 
 from .node import Node
-from .tape import Handle, Tape
+from .tape import Handle, Selection, Tape
 from .tensor import Tensor
 
 
@@ -33,9 +33,11 @@ class _Dropped:
 class _Frame:
     """One checkpointed part: what to run again, on which inputs, and what the replay has rebuilt."""
 
-    def __init__(self, tape: Tape, run: Callable[..., Tensor]) -> None:
+    def __init__(self, tape: Tape, run: Callable[..., Tensor], keep: frozenset[str]) -> None:
         self.tape, self.run = tape, run
+        self.selection = Selection(keep) if keep else None
         self.path, self.stage = tape.path, tape.stage
+        self.autocast = tape.autocast
         self.inputs: list[tuple[Handle, bool]] = []
         self.holders: list[weakref.ref[_Dropped]] = []
         self.replayed = 0
@@ -79,32 +81,41 @@ class _Rebuild:
         return _Dropped(frame, number)
 
 
-def checkpoint(tape: Tape, run: Callable[..., Tensor], *inputs: Tensor, name: str) -> Tensor:
-    """Run `run(*inputs)` keeping nothing but the inputs until its backward; `name` is the first module's.
+def checkpoint(
+    tape: Tape, run: Callable[..., Tensor], *inputs: Tensor, name: str, keep: frozenset[str] = frozenset()
+) -> Tensor:
+    """Run `run(*inputs)` keeping nothing but the inputs until its backward, and the outputs that `keep` selects
+    (`tape.Selection`); `name` is the first module's.
 
     Whatever else `run` closes over (rope tables, masks) stays alive with the graph, but is not saved.
     """
-    frame = _Frame(tape, run)
+    frame = _Frame(tape, run, keep)
     tape.path = f"{frame.path}.{name}"
     for tensor in inputs:
         handle = tape.pack_outside(tensor, "checkpoint", "the input of a checkpointed segment, to run it again")
         frame.inputs.append((handle, tensor.requires_grad))
     tape.path = frame.path
-    with tape.hook(_Drop(frame)):
-        return run(*inputs)
+    tape.selection = frame.selection
+    try:
+        with tape.hook(_Drop(frame)):
+            return run(*inputs)
+    finally:
+        tape.selection = None
 
 
 def _replay(frame: _Frame) -> None:
     tape = frame.tape
     before = tape.path, tape.stage, tape.replaying, tape.repeat
     tape.path, tape.stage, tape.replaying, tape.repeat = frame.path, frame.stage, True, 1
+    tape.selection = frame.selection
     try:
-        with tape.hook(_Rebuild(frame)):
+        with tape.autocasting(frame.autocast), tape.hook(_Rebuild(frame)):
             frame.run(*[_input(handle.unpack(), wants) for handle, wants in frame.inputs])
     except _Stop:
         pass
     finally:
         tape.path, tape.stage, tape.replaying, tape.repeat = before
+        tape.selection = None
 
 
 def _input(tensor: Tensor, requires_grad: bool) -> Tensor:

@@ -33,11 +33,12 @@ def backward(
     if gradient is None:
         gradient = tape.empty(root.shape, root.dtype, "ones_like")
     buffers: dict[Node, Buffer] = {root.node: [None] * root.output + [gradient]}
-    ready: list[tuple[int, Node]] = [(-root.node.sequence, root.node)]
+    ready: list[tuple[int, int, Node]] = [(-root.node.sequence, 0, root.node)]
+    arrivals = 0
     del gradient
     stage = None
     while ready:
-        _, node = heapq.heappop(ready)
+        _, _, node = heapq.heappop(ready)
         if on_stage is not None and node.stage != stage and node.stage >= 0:
             stage = node.stage
             on_stage(stage)
@@ -51,7 +52,8 @@ def backward(
             del gradient
             waiting[edge.node] -= 1
             if waiting[edge.node] == 0 and edge.node in buffers:
-                heapq.heappush(ready, (-edge.node.sequence, edge.node))
+                arrivals += 1
+                heapq.heappush(ready, (-edge.node.sequence, arrivals, edge.node))
 
 
 def _dependencies(root: Node) -> dict[Node, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
+
 
 GRANULE = 512
 """Every allocation is rounded up to this (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)."""
@@ -13,8 +14,7 @@ def rounded(nbytes: int) -> int:
     return -(-nbytes // GRANULE) * GRANULE
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True):
     """What is known of a live storage: who made it, and how large it is (rounded bytes)."""
 
     module: str
@@ -31,10 +31,13 @@ class Meter:
     (`peak_event`), the second is told to photograph that one (`photograph`).
     """
 
-    __slots__ = ("_alive", "events", "live", "peak", "peak_event", "photograph", "picture")
+    __slots__ = ("_alive", "events", "live", "peak", "peak_event", "photograph", "picture", "plain_peak", "replay_peak", "replaying")
 
     def __init__(self, photograph: int | None = None) -> None:
         self.live = self.peak = self.events = self.peak_event = 0
+        self.replaying = False
+        self.replay_peak = self.plain_peak = 0
+        """The highest points in and out of replays since the previous mark."""
         self.photograph = photograph
         self.picture: tuple[Allocation, ...] = ()
         self._alive: dict[int, Allocation] = {}
@@ -45,6 +48,11 @@ class Meter:
         self.events += 1
         if self.live > self.peak:
             self.peak, self.peak_event = self.live, self.events
+        if self.replaying:
+            if self.live > self.replay_peak:
+                self.replay_peak = self.live
+        elif self.live > self.plain_peak:
+            self.plain_peak = self.live
         if self.photograph is not None:
             self._alive[key] = Allocation(module, op, shape, dtype, nbytes)
             if self.events == self.photograph:
@@ -67,4 +75,5 @@ class Meter:
     def mark(self) -> int:
         """The peak since the previous mark; a new peak is counted from now."""
         peak, self.peak, self.peak_event = self.peak, self.live, self.events
+        self.replay_peak = self.plain_peak = 0
         return peak

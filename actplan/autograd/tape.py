@@ -5,11 +5,13 @@ A tape is all the state there is. Tensors know their tape, so op rules take tens
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
+
+import msgspec
+from weakref import ref
 
 from ..units import DType
 from .meter import Meter, rounded
@@ -18,6 +20,10 @@ from .tensor import Shape, Storage, Tensor, contiguous_strides
 
 OUTSIDE = -1
 """The stage of whatever belongs to no layer."""
+
+
+def _everything(path: str) -> bool:
+    return True
 
 
 class Handle(Protocol):
@@ -29,7 +35,7 @@ class Handle(Protocol):
 class Kept:
     """A tensor that is simply kept."""
 
-    __slots__ = ("tensor",)
+    __slots__ = ("__weakref__", "tensor")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -44,8 +50,7 @@ class Hook(Protocol):
     def pack(self, tensor: Tensor, op: str, reason: str) -> Handle: ...
 
 
-@dataclass(slots=True)
-class SavedTensor:
+class SavedTensor(msgspec.Struct):
     """A row of the ledger: a distinct storage that autograd keeps, named after the first op that saves it."""
 
     module: str
@@ -58,8 +63,37 @@ class SavedTensor:
     born: int
     owner: str | None
     count: int = 1
-    users: set[int] = field(default_factory=set)
+    users: set[int] = msgspec.field(default_factory=set)
     """The stages that save it, kept for shared tables only."""
+    holders: list[ref[Kept]] = msgspec.field(default_factory=list)
+    """Whoever saved it."""
+
+
+class Selection:
+    """Selective checkpointing: outputs that a checkpointed part keeps, and its replay takes instead of computing
+    (torch/utils/checkpoint.py, create_selective_checkpoint_contexts).
+
+    keep: words, each an op family (`matmul`, `attention`) or the last name of a module (`up_proj`).
+    """
+
+    __slots__ = ("keep", "kept", "taken")
+
+    def __init__(self, keep: frozenset[str]) -> None:
+        self.keep = keep
+        self.kept: list[Tensor | None] = []
+        self.taken = 0
+
+    def wants(self, family: str, path: str) -> bool:
+        """Whether an output of that family, made in that module, is kept."""
+        return family in self.keep or path.rpartition(".")[2] in self.keep
+
+    def take(self) -> Tensor:
+        """The next kept output; from now on it lives with whoever uses it."""
+        tensor = self.kept[self.taken]
+        assert tensor is not None
+        self.kept[self.taken] = None
+        self.taken += 1
+        return tensor
 
 
 class Recorder:
@@ -72,7 +106,9 @@ class Recorder:
         storage = tensor.storage
         if storage.owner is None or not storage.owner.startswith("parameter:"):
             storage.keep()
-            self.tape.enter(storage, tensor, op, reason)
+            kept = Kept(tensor.alias())
+            self.tape.enter(storage, tensor, op, reason).holders.append(ref(kept))
+            return kept
         return Kept(tensor.alias())
 
 
@@ -84,26 +120,41 @@ class Tape:
         ledger: the saved storages, in the order of their first saving.
         flops: matrix products and attention of the forward run so far, and of replays apart.
         gradient_bytes: gradients that were accumulated into parameters (rounded).
+        autocast: the type that `torch.autocast` has matrix products run in, None outside of it (`ops.casts`).
+        casts: the low-precision copies of weights that autocast remembers.
+        trains: whether the parameter of a path gets a gradient.
         parameters: path -> the parameter, in order of creation.
         device: whose kernels save: what dropout and LayerNorm keep differs (`ops.dropout`, `ops.layer_norm`).
     """
 
-    def __init__(self, *, photograph: int | None = None, in_place: bool = True, trainable: bool = True) -> None:
+    def __init__(self, *, photograph: int | None = None, in_place: bool = True) -> None:
         self.meter = Meter(photograph)
         self.ledger: list[SavedTensor] = []
         self.flops = self.replayed_flops = 0
-        self.replaying = False
+        self.selection: Selection | None = None
         self.gradient_bytes = 0
         self.parameters: dict[str, Tensor] = {}
         self.accumulators: dict[str, Node] = {}
+        self.autocast: DType | None = None
+        self.casts: dict[str | int, Tensor] = {}
+        self._autocast_depth = 0
         self.in_place = in_place
-        self.trainable = trainable
+        self.trains: Callable[[str], bool] = _everything
         self.device = "cpu"
         self.path = ""
         self.stage = OUTSIDE
         self.repeat = 1
         self._sequence = 0
         self._hooks: list[Hook] = [Recorder(self)]
+
+    @property
+    def replaying(self) -> bool:
+        """Whether a checkpointed part is being run again."""
+        return self.meter.replaying
+
+    @replaying.setter
+    def replaying(self, value: bool) -> None:
+        self.meter.replaying = value
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -113,7 +164,23 @@ class Tape:
         storage.stage, storage.repeat = self.stage, self.repeat
         return Tensor(self, shape, contiguous_strides(shape) if strides is None else strides, dtype, storage)
 
-    def parameter(self, path: str, shape: Shape, dtype: DType, *, trainable: bool = True) -> Tensor:
+    def output(self, shape: Shape, dtype: DType, op: str, *, family: str, flops: int) -> Tensor:
+        """The output of an op worth keeping: computed for `flops`, or taken from what a selection kept.
+
+        family: `matmul` or `attention`, the words of a selection.
+        """
+        selection = self.selection
+        if selection is None or not selection.wants(family, self.path):
+            self.count_flops(flops)
+            return self.empty(shape, dtype, op)
+        if self.replaying:
+            return selection.take().alias()
+        self.count_flops(flops)
+        out = self.empty(shape, dtype, op)
+        selection.kept.append(out.alias())
+        return out
+
+    def parameter(self, path: str, shape: Shape, dtype: DType) -> Tensor:
         """The parameter of that name; made at the first asking, the same one afterwards."""
         found = self.parameters.get(path)
         if found is None:
@@ -121,8 +188,18 @@ class Tape:
             storage.owner, storage.stage = "parameter:" + path, self.stage
             found = Tensor(self, shape, contiguous_strides(shape), dtype, storage)
             found.parameter = path
-            found.requires_grad = trainable and self.trainable
+            found.requires_grad = self.trains(path)
             self.parameters[path] = found
+        return found
+
+    def quantised(self, path: str, shape: Shape, dtype: DType, nbytes: int) -> Tensor:
+        """A frozen parameter of that shape that is stored in `nbytes` and dequantised to `dtype`."""
+        found = self.parameters.get(path)
+        if found is None:
+            storage = Storage(nbytes, None, path, "parameter")
+            storage.owner, storage.stage = "parameter:" + path, self.stage
+            found = self.parameters[path] = Tensor(self, shape, contiguous_strides(shape), dtype, storage)
+            found.parameter = path
         return found
 
     # --- graph ------------------------------------------------------------------------------------------------
@@ -147,7 +224,7 @@ class Tape:
         node = self.accumulators.get(name)
         if node is None:
             node = self.accumulators[name] = Node("AccumulateGrad", _accumulate, (), ACCUMULATE_FIRST, OUTSIDE)
-            node.extra = self
+            node.extra = self if leaf.parameter else leaf
         return node
 
     def save(self, node: Node | None, tensor: Tensor, reason: str) -> None:
@@ -155,11 +232,11 @@ class Tape:
         if node is not None:
             node.saved.append(self._hooks[-1].pack(tensor, node.op, reason))
 
-    def enter(self, storage: Storage, tensor: Tensor, op: str, reason: str) -> None:
-        """Write a storage into the ledger, unless it is there."""
+    def enter(self, storage: Storage, tensor: Tensor, op: str, reason: str) -> SavedTensor:
+        """Write a storage into the ledger, unless it is there; its row."""
         if storage.row is not None:
             storage.row.users.add(self.stage)
-            return
+            return storage.row
         row = SavedTensor(
             self.path, op, tensor.shape, tensor.dtype.name, storage.nbytes, reason, self.stage,
             storage.stage, storage.owner, storage.repeat,
@@ -167,6 +244,28 @@ class Tape:
         row.users.add(self.stage)
         storage.row = row
         self.ledger.append(row)
+        return row
+
+    def settle(self) -> None:
+        """The forward is over: what was saved for a graph that nobody holds is not kept."""
+        self.ledger = [row for row in self.ledger if any(holder() is not None for holder in row.holders)]
+
+    @contextmanager
+    def autocasting(self, dtype: DType | None) -> Iterator[None]:
+        """`torch.autocast`: its casts of weights are forgotten when the outermost one exits
+        (torch/amp/autocast_mode.py, autocast_decrement_nesting); None leaves it as it is."""
+        if dtype is None:
+            yield
+            return
+        before, self.autocast = self.autocast, dtype
+        self._autocast_depth += 1
+        try:
+            yield
+        finally:
+            self.autocast = before
+            self._autocast_depth -= 1
+            if not self._autocast_depth:
+                self.casts.clear()
 
     @contextmanager
     def folded(self, times: int) -> Iterator[None]:
@@ -193,15 +292,14 @@ class Tape:
     # --- accounting -------------------------------------------------------------------------------------------
 
     def count_flops(self, flops: int) -> None:
-        """`flops` of a forward op: into the run, or into the replay that is going on."""
+        """FLOPs of a forward op: into the run, or into the replay that is going on."""
         if self.replaying:
             self.replayed_flops += flops * self.repeat
         else:
             self.flops += flops * self.repeat
 
 
-@dataclass(slots=True)
-class StageTrace:
+class StageTrace(msgspec.Struct):
     """What one stage (embedding, a layer, the head) did to memory; bytes, absolute unless said otherwise."""
 
     forward_start: int = 0
@@ -214,6 +312,9 @@ class StageTrace:
     backward_event: int = 0
     flops: int = 0
     replayed_flops: int = 0
+    replay_peak: int = 0
+    """The highest point of its replay, and of its backward otherwise."""
+    plain_peak: int = 0
     gradient_bytes: int = 0
 
 
@@ -223,8 +324,12 @@ ACCUMULATE_FIRST = 1 << 62
 
 def _accumulate(node: Node, grads: list[Tensor]) -> tuple[()]:
     """The first gradient is taken over, not copied (torch/csrc/autograd/functions/accumulate_grad.h)."""
-    tape: Tape = node.extra
-    tape.gradient_bytes += grads[0].storage.disown()
+    target: Tape | Tensor = node.extra
+    if isinstance(target, Tape):
+        target.gradient_bytes += grads[0].storage.disown()
+    else:
+        # a leaf that is no parameter holds its gradient as long as the graph holds the leaf
+        node.extra = (target, grads[0])
     return ()
 
 

@@ -37,7 +37,7 @@ def command(
 
     planned = model.load()
     settings = run.run(planned)
-    about = Report(model=estimate.model_info(planned), run=estimate.run_info(planned, settings))
+    about = Report(model=estimate.model_info(planned, settings), run=estimate.run_info(planned, settings))
     if at_peak:
         report = replace(about, peak=estimate.at_peak(planned, settings))
     else:

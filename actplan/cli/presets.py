@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from typer.models import Context
 
+from ..spec import Run
 from .app import PlainGroup, new_app
 from .grouping import grouped
 from .output import OutputOptions, write, write_file
@@ -48,6 +49,10 @@ def show(
         write_file(Path(output), text)
 
 
+COUNTING = Run(sequence_length=1)
+"""A run that costs least: parameters do not depend on it."""
+
+
 def _list(output: OutputOptions) -> None:
     output.kind()
     from ..estimate import model_info
@@ -55,6 +60,6 @@ def _list(output: OutputOptions) -> None:
     from ..render import presets as view
     from ..report import SCHEMA_VERSION
 
-    models = [model_info(load_model(name, preset=True)) for name in preset_names()]
+    models = [model_info(load_model(name, preset=True), COUNTING) for name in preset_names()]
     data = {"schema_version": SCHEMA_VERSION, "presets": view.records(models)}
     output.emit(data, lambda: view.blocks(models), lambda: view.sheet(models))

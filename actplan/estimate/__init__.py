@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ..mesh import Mesh
 from ..policies import Blocks, NoCheckpoint
 from ..report import Checkpointed, Estimates, ModelInfo, Peak, Report, RunInfo, Segmentation
 from ..spec import Model, Run
 from . import notes, textbook
-from .autograd import Segmented, autograd, profile_of, segmented
+from .autograd import Segmented, autograd, segmented, subject
 from .ledger import at_peak, layer_bar, ledger
 from .residual import residual
 from .segmentations import Table
@@ -20,7 +21,7 @@ def estimate(model: Model, run: Run) -> Report:
     chosen = segmented(model, run, run.checkpoint)
     rows = table.rows()
     return Report(
-        model=model_info(model),
+        model=model_info(model, run),
         run=run_info(model, run),
         estimates=Estimates(
             residual=residual(model, run),
@@ -61,15 +62,21 @@ def sweep_row(model: Model, run: Run) -> dict[str, object]:
     }
 
 
-def model_info(model: Model) -> ModelInfo:
-    """The model as a report names it; its parameters are counted by running its layers."""
+def num_parameters(model: Model, run: Run) -> int:
+    """Parameters of the whole model, counted by running its layers; on a mesh, by running them undivided."""
+    whole = run if run.mesh == Mesh() else Run(sequence_length=1)
+    return subject(model, whole).profile.num_parameters
+
+
+def model_info(model: Model, run: Run) -> ModelInfo:
+    """The model as a report names it."""
     return ModelInfo(
         name=model.name,
         title=model.title,
         source=model.source,
         num_layers=model.num_layers,
         pattern=model.pattern(),
-        num_parameters=profile_of(model, Run(sequence_length=1)).num_parameters,
+        num_parameters=num_parameters(model, run),
         layer_kinds=model.layer_kinds(),
     )
 

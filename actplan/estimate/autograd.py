@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+
+from msgspec.structs import replace
 
 from ..autograd.meter import rounded
 from ..autograd.tape import SavedTensor
 from ..chain import Chain, Checkpointed, Evaluation, Schedule, Stored, Unit, evaluate
+from ..layers.names import outside_parts
 from ..policies import Layers, Policy, Segment
 from ..profile import LayerProfile, ModelProfile, profile
 from ..report import Autograd, OutsideLayers
@@ -16,23 +19,80 @@ from ..spec import Model, Run
 from .residual import residual
 
 
-@dataclass(frozen=True)
-class Segmented:
-    """A model under one run with these layers checkpointed. Bytes."""
+class Subject:
+    """A model under one run, whatever is checkpointed of it: its profile and chains, made once."""
 
-    model: Model
-    run: Run
-    segments: tuple[Segment, ...]
+    def __init__(self, model: Model, run: Run) -> None:
+        self.model, self.run = model, run
+        self._chains: dict[tuple[bool, bool], Chain] = {}
 
     @cached_property
     def profile(self) -> ModelProfile:
-        return profile_of(self.model, self.run)
+        """A run's checkpointing has no part in it, so that all policies share one."""
+        plain = Run()
+        return profile(
+            self.model,
+            replace(self.run, checkpoint=plain.checkpoint, checkpoint_dtype=plain.checkpoint_dtype),
+        )
 
-    @property
+    @cached_property
+    def layers(self) -> Layers:
+        """What a policy may look at."""
+        saved = [layer.saved_bytes for layer in self.profile.layers]
+        return Layers(self.model.num_layers, self.model.block(), saved)
+
+    @cached_property
     def held_bytes(self) -> int:
         """What one segment keeps of its input, unrounded."""
         dtype = self.run.checkpoint_dtype or self.run.dtype
         return self.profile.boundary_bytes * dtype.itemsize // self.run.dtype.itemsize
+
+    def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain:
+        """The profile's chain, with what a checkpoint keeps of its input."""
+        key = checkpointed, first_stored
+        if key not in self._chains:
+            copy = rounded(self.held_bytes) if self.held_bytes != self.profile.boundary_bytes else 0
+            self._chains[key] = self.profile.chain(checkpointed=checkpointed, first_stored=first_stored, copy=copy)
+        return self._chains[key]
+
+    def under(self, policy: Policy) -> Segmented:
+        """With the segments that the policy chooses."""
+        return Segmented(self, policy.segments(self.layers))
+
+
+@lru_cache(maxsize=16)
+def subject(model: Model, run: Run) -> Subject:
+    """The one subject of a model and run."""
+    return Subject(model, run)
+
+
+def segmented(model: Model, run: Run, policy: Policy) -> Segmented:
+    """The model with the segments that the policy chooses."""
+    return subject(model, run).under(policy)
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """A model under one run with these layers checkpointed. Bytes."""
+
+    subject: Subject
+    segments: tuple[Segment, ...]
+
+    @property
+    def model(self) -> Model:
+        return self.subject.model
+
+    @property
+    def run(self) -> Run:
+        return self.subject.run
+
+    @property
+    def profile(self) -> ModelProfile:
+        return self.subject.profile
+
+    @property
+    def held_bytes(self) -> int:
+        return self.subject.held_bytes
 
     @cached_property
     def layer_saved_bytes(self) -> tuple[int, ...]:
@@ -51,8 +111,9 @@ class Segmented:
     def outside_layers(self) -> OutsideLayers:
         """What is saved by the embedding, the final norm, the output projection and the loss."""
         sizes = {"embedding": sum(row.nbytes * row.count for row in _all_rows(self.profile.embedding))}
+        parts = outside_parts(self.model.naming)
         for row in self.profile.head.saved:
-            part = {"model.norm": "final_norm", "lm_head": "head"}.get(row.module, "loss")
+            part = parts.get(row.module, "loss")
             sizes[part] = sizes.get(part, 0) + row.nbytes * row.count
         return OutsideLayers(**{part: sizes.get(part, 0) for part in OutsideLayers.__struct_fields__})
 
@@ -87,14 +148,10 @@ class Segmented:
         """Kept by stored layers, embedding, head and loss when the forward ends, allocated."""
         return self.end_forward_bytes - self.boundary_bytes
 
-    @cached_property
+    @property
     def chain(self) -> Chain:
-        held = self.held_bytes
-        return self.profile.chain(
-            checkpointed=bool(self.segments),
-            first_stored=not (self.segments and self.segments[0][0] == 0),
-            copy=rounded(held) if held != self.profile.boundary_bytes else 0,
-        )
+        starts_stored = not (self.segments and self.segments[0][0] == 0)
+        return self.subject.chain(checkpointed=bool(self.segments), first_stored=starts_stored)
 
     @cached_property
     def evaluation(self) -> Evaluation:
@@ -109,24 +166,6 @@ class Segmented:
     @property
     def _base(self) -> int:
         return self.profile.context(checkpointed=bool(self.segments)).backward
-
-
-def profile_of(model: Model, run: Run) -> ModelProfile:
-    """The profile; a run's checkpointing has no part in it, so that all policies share one."""
-    from msgspec.structs import replace
-
-    plain = Run()
-    return profile(model, replace(run, checkpoint=plain.checkpoint, checkpoint_dtype=plain.checkpoint_dtype))
-
-
-def layers_of(model: Model, profile: ModelProfile) -> Layers:
-    """What a policy may look at."""
-    return Layers(model.num_layers, model.block(), [layer.saved_bytes for layer in profile.layers])
-
-
-def segmented(model: Model, run: Run, policy: Policy) -> Segmented:
-    """The model with the segments that the policy chooses."""
-    return Segmented(model, run, policy.segments(layers_of(model, profile_of(model, run))))
 
 
 def schedule(num_layers: int, segments: Sequence[Segment]) -> Schedule:

@@ -12,7 +12,7 @@ from ..report import Note
 from ..spec import Attention, GatedDeltaNet, Model, Run
 from ..units import FP32, format_gib
 from . import textbook
-from .autograd import Segmented, profile_of, segmented
+from .autograd import Segmented, segmented
 from .segmentations import Table
 
 
@@ -70,7 +70,7 @@ def _loss(model: Model, run: Run) -> Said:
 
 
 def _better_segmentation(table: Table) -> Said:
-    by_textbook, by_autograd = table.best_uniform()
+    by_textbook, by_autograd = table.best_uniform
     block, n = table.row(Blocks()), table.layers.count
     best = table.row(by_textbook)
     if best.textbook.peak_bytes < block.textbook.peak_bytes:
@@ -154,7 +154,7 @@ def _left_out(model: Model) -> Said:
 
 
 def _not_modelled(model: Model, run: Run, chosen: Segmented) -> Said:
-    weights = profile_of(model, run).num_parameters * run.dtype.itemsize
+    weights = chosen.profile.num_parameters * run.dtype.itemsize
     yield (
         "not-counted",
         f"counted here is what a step allocates for activations, loss and their gradients; on top come weights "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 from ..policies import (
     Blocks,
@@ -18,15 +19,15 @@ from ..policies import (
 from ..report import Accounting, Segmentation
 from ..spec import Model, Run
 from . import textbook
-from .autograd import Segmented, layers_of, profile_of, segmented
+from .autograd import Segmented, subject
 
 
 class Table:
     """Rows of one model and run, each computed once."""
 
     def __init__(self, model: Model, run: Run) -> None:
-        self.model, self.run = model, run
-        self.layers = layers_of(model, profile_of(model, run))
+        self.run, self.subject = run, subject(model, run)
+        self.layers = self.subject.layers
         self.layer_bytes = textbook.layer_bytes(model, run)
         self._rows: dict[str, Segmentation] = {}
 
@@ -40,10 +41,11 @@ class Table:
     def rows(self) -> tuple[Segmentation, ...]:
         """The chosen policy among the usual ones; last the uniform segments of lowest peak, in each accounting."""
         named = {str(policy): policy for policy in self._policies()}
-        best = {str(policy): policy for policy in self.best_uniform()}
+        best = {str(policy): policy for policy in self.best_uniform}
         names = [name for name in named if name not in best or name == str(self.run.checkpoint)]
         return tuple(self.row({**named, **best}[name]) for name in [*names, *(b for b in best if b not in names)])
 
+    @cached_property
     def best_uniform(self) -> tuple[Policy, Policy]:
         """Equal segments of lowest peak: by the textbook, and by autograd. Fewer FLOPs, then fewer layers, first."""
         choices = [EveryK(k) for k in range(1, self.layers.count + 1)]
@@ -59,23 +61,19 @@ class Table:
         return min(choices, key=lambda policy: (peak(policy), policy.k))
 
     def _textbook_peak(self, policy: Policy) -> int:
-        return textbook.segmented(self.layer_bytes, self._held(), policy.segments(self.layers)).peak_bytes
+        return textbook.segmented(self.layer_bytes, self.subject.held_bytes, policy.segments(self.layers)).peak_bytes
 
     def _autograd_peak(self, policy: Policy) -> int:
-        return segmented(self.model, self.run, policy).peak_bytes
-
-    def _held(self) -> int:
-        dtype = self.run.checkpoint_dtype or self.run.dtype
-        return self.run.tokens * self.model.hidden_size * dtype.itemsize
+        return self.subject.under(policy).peak_bytes
 
     def _row(self, policy: Policy) -> Segmentation:
         segments = policy.segments(self.layers)
-        autograd = Segmented(self.model, self.run, segments)
+        autograd = Segmented(self.subject, segments)
         return Segmentation(
             policy=str(policy),
             num_segments=len(segments),
             recompute_flops_fraction=autograd.recompute_flops_fraction,
-            textbook=textbook.segmented(self.layer_bytes, self._held(), segments),
+            textbook=textbook.segmented(self.layer_bytes, self.subject.held_bytes, segments),
             autograd=self._accounting(autograd),
         )
 

@@ -8,16 +8,16 @@ logits do not. It is what a careful person derives from the architecture's diagr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ..policies import Segment
 from ..report import Accounting, Textbook
-from ..spec import Attention, Layer, Mlp, Model, Run
+from ..spec import Attention, FeedForward, LatentAttention, Layer, Mamba2, Mixer, Mlp, Model, Moe, Run
 from .residual import residual
 
 
-@dataclass(frozen=True, slots=True)
-class Width:
+class Width(msgspec.Struct, frozen=True):
     """One tensor of a layer: its values a token."""
 
     name: str
@@ -40,6 +40,59 @@ def attention_widths(hidden: int, spec: Attention) -> list[Width]:
     ]
 
 
+def latent_attention_widths(hidden: int, spec: LatentAttention) -> list[Width]:
+    """The attention half of a layer with latent attention: the latents, and keys and values at full width."""
+    heads, head_dim = spec.num_attention_heads, spec.qk_nope_head_dim + spec.qk_rope_head_dim
+    return [
+        Width("residual", hidden),
+        Width("attention input, normed", hidden),
+        Width("latents", (spec.q_lora_rank or 0) + spec.kv_lora_rank + spec.qk_rope_head_dim),
+        Width("query", heads * head_dim),
+        Width("key", heads * head_dim),
+        Width("value", heads * spec.v_head_dim),
+        Width("attention output", heads * spec.v_head_dim),
+        Width("output projection", hidden),
+    ]
+
+
+def mamba_widths(hidden: int, spec: Mamba2) -> list[Width]:
+    """A Mamba 2 layer, in a model that has no attention at all."""
+    inner = spec.num_heads * spec.head_dim
+    channels = inner + 2 * spec.n_groups * spec.state_size
+    return [
+        Width("residual", hidden),
+        Width("mixer input, normed", hidden),
+        Width("input projection", inner + channels + spec.num_heads),
+        Width("convolution", channels),
+        Width("scan", inner),
+        Width("scan, gated and normed", inner),
+        Width("output projection", hidden),
+    ]
+
+
+def moe_widths(hidden: int, spec: Moe) -> list[Width]:
+    """The feed-forward half of a layer with experts: what a token's own experts make, and the shared one."""
+    chosen, inner = spec.num_experts_per_tok, spec.num_experts_per_tok * spec.moe_intermediate_size
+    shared = spec.shared_expert_intermediate_size
+    return [
+        Width("feed-forward input, normed", hidden),
+        Width("router logits", spec.num_experts),
+        Width("gate", inner),
+        Width("up", inner),
+        Width("product", inner),
+        Width("down, of each chosen expert", chosen * hidden),
+        *([] if shared is None else [Width("shared expert", 3 * shared + hidden)]),
+        Width("experts together", hidden),
+    ]
+
+
+def feed_forward_widths(hidden: int, spec: FeedForward) -> list[Width]:
+    """The feed-forward half of a layer, if it has one."""
+    if spec is None:
+        return []
+    return moe_widths(hidden, spec) if isinstance(spec, Moe) else mlp_widths(hidden, spec)
+
+
 def mlp_widths(hidden: int, spec: Mlp) -> list[Width]:
     """The feed-forward half of a layer."""
     return [
@@ -54,9 +107,16 @@ def mlp_widths(hidden: int, spec: Mlp) -> list[Width]:
 def layer_widths(model: Model, layer: Layer) -> list[Width]:
     """The tensors of a layer taken as full attention: its own mixer where it is attention, else the model's."""
     mixers = [layer.mixer, *(other.mixer for other in model.layers)]
-    attention = next((mixer for mixer in mixers if isinstance(mixer, Attention)), None)
-    first = attention_widths(model.hidden_size, attention) if attention else [Width("residual", model.hidden_size)]
-    return first + mlp_widths(model.hidden_size, layer.mlp)
+    attention = next((mixer for mixer in mixers if isinstance(mixer, (Attention, LatentAttention))), layer.mixer)
+    return _mixer_widths(model.hidden_size, attention) + feed_forward_widths(model.hidden_size, layer.mlp)
+
+
+def _mixer_widths(hidden: int, mixer: Mixer) -> list[Width]:
+    if isinstance(mixer, Attention):
+        return attention_widths(hidden, mixer)
+    if isinstance(mixer, LatentAttention):
+        return latent_attention_widths(hidden, mixer)
+    return mamba_widths(hidden, mixer) if isinstance(mixer, Mamba2) else [Width("residual", hidden)]
 
 
 def layer_bytes(model: Model, run: Run) -> list[int]:

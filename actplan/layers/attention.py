@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..autograd import Tensor
-from ..ops.elementwise import mul, sigmoid
+from ..ops.elementwise import mul, mul_scalar, sigmoid
 from ..ops.rope import Tables
-from ..ops.views import contiguous, narrow, reshape, split, transpose, view
+from ..ops.views import contiguous, reshape, split, transpose, view
 from ..spec import Attention, NormType
+from .fused_qkv import CUTS
 from .norm import norm
 from .scope import Scope, column, row
 
@@ -16,11 +17,18 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The mixer without its norm: [B, T, hidden] to the same; also the probabilities, where the kernel has them."""
     lead = x.shape[:-1]
-    query, key, value, gate = (_fused if spec.fused_qkv else _separate)(m, x, spec, norm_type)
+    query, key, value, gate, *whole = (_fused if spec.fused_qkv else _separate)(m, x, spec, norm_type)
+    if spec.qk_norm and spec.qk_norm_on == "transposed_heads":
+        query = m.call("q_norm", norm, query, norm_type)
+        key = m.call("k_norm", norm, key, norm_type)
     if spec.rope and tables is not None:
         rotate = m.kernels.rotate if tables[0].shape[-1] == spec.head_dim else m.kernels.rotate_part
-        query, key = rotate(query, key, tables)
-    output, weights = m.kernels.attention(query, key, value, mask)
+        query, key, *held = rotate(query, key, tables)
+    if spec.sinks:
+        sinks = m.parameter("sinks", query.shape[1])
+        output, weights = m.kernels.sink_attention(query, key, value, mask, sinks)
+    else:
+        output, weights = m.kernels.attention(query, key, value, mask, spec)
     output = contiguous(reshape(output, *lead, -1))
     if gate is not None:
         output = mul(output, sigmoid(gate))
@@ -34,7 +42,8 @@ def key_value_heads(m: Scope, spec: Attention) -> int:
     return 1 if degree > heads and degree % heads == 0 else m.local(heads, "key and value heads")
 
 
-Projected = tuple[Tensor, Tensor, Tensor, "Tensor | None"]
+Projected = tuple[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None"]
+"""q, k, v, the output's gate, and the one projection that the first three are parts of."""
 
 
 def _separate(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Projected:
@@ -48,25 +57,28 @@ def _separate(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Proj
         query, gate = split(both, [dim, dim], -1)
         del both
         gate = reshape(gate, *lead, -1)
-        query = view(query, *lead, -1, dim)
     else:
-        query = view(m.call("q_proj", column, x, query_width, spec.qkv_bias), *lead, -1, dim)
-    query = transpose(m.call("q_norm", norm, query, norm_type) if spec.qk_norm else query, 1, 2)
-    key = view(m.call("k_proj", column, x, kv_width, spec.qkv_bias), *lead, -1, dim)
-    key = transpose(m.call("k_norm", norm, key, norm_type) if spec.qk_norm else key, 1, 2)
+        query = m.call("q_proj", column, x, query_width, spec.qkv_bias)
+    if spec.scaled_query:
+        query = mul_scalar(query)
+    query = transpose(_heads(m, "q_norm", query, spec, norm_type), 1, 2)
+    key = m.call("k_proj", column, x, kv_width, spec.qkv_bias)
+    key = transpose(_heads(m, "k_norm", key, spec, norm_type), 1, 2)
     value = view(m.call("v_proj", column, x, kv_width, spec.qkv_bias), *lead, -1, dim)
-    return query, key, transpose(value, 1, 2), gate
+    return query, key, transpose(value, 1, 2), gate, None
+
+
+def _heads(m: Scope, name: str, x: Tensor, spec: Attention, norm_type: NormType) -> Tensor:
+    """A projection as heads [B, T, H, D], normed over its whole width or over each head where the model does so."""
+    if spec.qk_norm and spec.qk_norm_on == "projection":
+        x = m.call(name, norm, x, norm_type)
+    x = view(x, *x.shape[:2], -1, spec.head_dim)
+    return m.call(name, norm, x, norm_type) if spec.qk_norm and spec.qk_norm_on == "heads" else x
 
 
 def _fused(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Projected:
-    """One projection, cut into three: slices, each of which keeps the whole."""
-    lead, dim = x.shape[:-1], spec.head_dim
-    query_width = m.local(spec.num_attention_heads, "attention heads") * dim
-    kv_width = key_value_heads(m, spec) * dim
-    qkv = m.call("qkv_proj", column, x, query_width + 2 * kv_width, spec.qkv_bias)
-    query = narrow(qkv, -1, 0, query_width)
-    key = narrow(qkv, -1, query_width, kv_width)
-    value = narrow(qkv, -1, query_width + kv_width, kv_width)
-    query = transpose(view(query, *lead, -1, dim), 1, 2)
-    key = transpose(view(key, *lead, -1, dim), 1, 2)
-    return query, key, transpose(view(value, *lead, -1, dim), 1, 2), None
+    """One projection, cut into three parts, each of which keeps the whole."""
+    heads, groups = m.local(spec.num_attention_heads, "attention heads"), key_value_heads(m, spec)
+    qkv = m.call("qkv_proj", column, x, (heads + 2 * groups) * spec.head_dim, spec.qkv_bias)
+    query, key, value = CUTS[spec.qkv_layout](qkv, heads, groups, spec.head_dim)
+    return query, key, value, None, qkv

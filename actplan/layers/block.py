@@ -1,28 +1,190 @@
-"""A decoder layer: two residual branches, each behind its norm."""
+"""A decoder layer: how its two branches, token mixer and feed-forward network, join the residual stream.
+
+One function a residual type (`actplan.spec.Residual`), with the locals of the forward it mirrors.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..autograd import Tensor
-from ..ops.elementwise import add
+from ..ops.dropout import dropout
+from ..ops.elementwise import add, add_in_place, mul_scalar, to
 from ..ops.rope import Tables
-from ..spec import Attention, Layer
+from ..ops.views import reshape, view
+from ..spec import Attention, LatentAttention, Layer, Mamba2, Mlp, Moe
+from ..units import FP32
 from .attention import attention
 from .delta import gated_deltanet
-from .mlp import mlp
+from .mamba import mamba2
+from .mla import latent_attention
+from .mlp import activate, mlp, widen
+from .moe import moe
 from .norm import norm
-from .scope import Scope, enter
+from .scope import Scope, enter, row
 
 
 def decoder_layer(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
-    """[B, T, hidden] to the same (models/llama/modeling_llama.py, LlamaDecoderLayer)."""
+    """[B, T, hidden] to the same."""
+    return _RESIDUALS[spec.residual.type](m, hidden, spec, tables, mask)
+
+
+def _pre_norm(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/llama/modeling_llama.py, LlamaDecoderLayer; models/granite, whose branches are scaled."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
     hidden, _ = mixer(m, hidden, spec, tables, mask)
-    hidden = add(residual, hidden)
+    hidden = _dropped(m, "attn_dropout", hidden, spec)
+    hidden = add(residual, _scaled(hidden, spec))
     residual = hidden
     hidden = m.call("post_attention_layernorm", norm, hidden, spec.norm)
-    hidden = m.call("mlp", mlp, hidden, spec.mlp)
+    hidden, _ = feed_forward(m, hidden, spec)
+    hidden = _dropped(m, "mlp_dropout", hidden, spec)
+    return add(residual, _scaled(hidden, spec))
+
+
+def _pre_norm_held(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/gpt2/modeling_gpt2.py, GPT2Block: the branches' outputs are locals of their own."""
+    residual = hidden
+    hidden = m.call("input_layernorm", norm, hidden, spec.norm)
+    attn_output, _ = mixer(m, hidden, spec, tables, mask)
+    attn_output = _dropped(m, "attn_dropout", attn_output, spec)
+    hidden = add(attn_output, residual)
+    residual = hidden
+    hidden = m.call("post_attention_layernorm", norm, hidden, spec.norm)
+    forwarded, _ = feed_forward(m, hidden, spec)
+    forwarded = _dropped(m, "mlp_dropout", forwarded, spec)
+    return add(residual, forwarded)
+
+
+def _pre_norm_flat(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/opt/modeling_opt.py, OPTDecoderLayer: the feed-forward half works on [B · T, hidden]."""
+    shape, residual = hidden.shape, hidden
+    hidden = m.call("input_layernorm", norm, hidden, spec.norm)
+    hidden, _ = mixer(m, hidden, spec, tables, mask)
+    hidden = _dropped(m, "attn_dropout", hidden, spec)
+    hidden = reshape(add(residual, hidden), -1, shape[-1])
+    residual = hidden
+    hidden = m.call("post_attention_layernorm", norm, hidden, spec.norm)
+    assert isinstance(spec.mlp, Mlp)
+    hidden = m.call("up_proj", widen, hidden, spec.mlp)
+    hidden = m.call("act_fn", activate, hidden, spec.mlp)
+    hidden = m.call("down_proj", row, hidden, shape[-1], spec.mlp.bias)
+    hidden = _dropped(m, "mlp_dropout", hidden, spec)
+    return view(add(residual, hidden), *shape)
+
+
+def _pre_norm_all_held(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/stablelm/modeling_stablelm.py, StableLmDecoderLayer: no local is assigned anew."""
+    residual = hidden
+    hidden = m.call("input_layernorm", norm, hidden, spec.norm)
+    attn_output, _ = mixer(m, hidden, spec, tables, mask)
+    residual = add(residual, attn_output)
+    forwarded, _ = feed_forward(m, m.call("post_attention_layernorm", norm, residual, spec.norm), spec)
+    return add(residual, forwarded)
+
+
+def _post_norm(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/olmo2/modeling_olmo2.py, Olmo2DecoderLayer."""
+    residual = hidden
+    hidden, _ = mixer(m, hidden, spec, tables, mask)
+    hidden = m.call("post_attention_layernorm", norm, hidden, spec.norm)
+    hidden = add(residual, hidden)
+    residual = hidden
+    hidden, _ = feed_forward(m, hidden, spec)
+    hidden = m.call("post_feedforward_layernorm", norm, hidden, spec.norm)
     return add(residual, hidden)
+
+
+def _sandwich(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/gemma2/modeling_gemma2.py, Gemma2DecoderLayer; models/glm4, under other names."""
+    residual = hidden
+    hidden = m.call("input_layernorm", norm, hidden, spec.norm)
+    hidden, _ = mixer(m, hidden, spec, tables, mask)
+    hidden = m.call("post_attention_layernorm", norm, hidden, spec.norm)
+    hidden = add(residual, hidden)
+    residual = hidden
+    hidden = m.call("pre_feedforward_layernorm", norm, hidden, spec.norm)
+    hidden, _ = feed_forward(m, hidden, spec)
+    hidden = m.call("post_feedforward_layernorm", norm, hidden, spec.norm)
+    return add(residual, hidden)
+
+
+def _parallel(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/cohere2/modeling_cohere2.py, Cohere2DecoderLayer; models/phi/modeling_phi.py, PhiDecoderLayer."""
+    residual = hidden
+    hidden = m.call("input_layernorm", norm, hidden, spec.norm)
+    attn_output, _ = mixer(m, hidden, spec, tables, mask)
+    attn_output = _dropped(m, "attn_dropout", attn_output, spec)
+    forwarded, _ = feed_forward(m, hidden, spec)
+    forwarded = _dropped(m, "mlp_dropout", forwarded, spec)
+    return add(add(residual, attn_output), forwarded)
+
+
+def _parallel_two_norms(
+    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
+) -> Tensor:
+    """models/gpt_neox/modeling_gpt_neox.py, GPTNeoXLayer with use_parallel_residual."""
+    attn_output, _ = mixer(m, m.call("input_layernorm", norm, hidden, spec.norm), spec, tables, mask)
+    attn_output = _dropped(m, "attn_dropout", attn_output, spec)
+    forwarded, _ = feed_forward(m, m.call("post_attention_layernorm", norm, hidden, spec.norm), spec)
+    forwarded = _dropped(m, "mlp_dropout", forwarded, spec)
+    return add(add(forwarded, attn_output), hidden)
+
+
+def _parallel_in_place(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/falcon/modeling_falcon.py, FalconDecoderLayer with parallel_attn: one norm, or one for each branch."""
+    residual = hidden
+    if spec.residual.type == "parallel_in_place":
+        attn_in = mlp_in = m.call("input_layernorm", norm, hidden, spec.norm)
+    else:
+        attn_in = m.call("ln_attn", norm, hidden, spec.norm)
+        mlp_in = m.call("ln_mlp", norm, hidden, spec.norm)
+    attn_output, weights = mixer(m, attn_in, spec, tables, mask)
+    mlp_output, _ = feed_forward(m, mlp_in, spec)
+    mlp_output = add_in_place(mlp_output, attn_output)
+    output = add(residual, _dropped(m, "mlp_dropout", mlp_output, spec))
+    m.held = weights
+    return output
+
+
+def _mixer_only(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/mamba2/modeling_mamba2.py, Mamba2Block."""
+    residual = hidden
+    hidden = m.call("input_layernorm", norm, to(hidden, m.dtype), spec.norm)
+    if spec.residual.fp32:
+        residual = to(residual, FP32)
+    hidden, _ = mixer(m, hidden, spec, tables, mask)
+    hidden = add(residual, hidden)
+    return hidden
+
+
+_RESIDUALS: dict[str, Callable[[Scope, Tensor, Layer, Tables | None, Tensor | None], Tensor]] = {
+    "pre_norm": _pre_norm,
+    "pre_norm_held": _pre_norm_held,
+    "pre_norm_flat": _pre_norm_flat,
+    "pre_norm_all_held": _pre_norm_all_held,
+    "post_norm": _post_norm,
+    "sandwich": _sandwich,
+    "parallel": _parallel,
+    "parallel_two_norms": _parallel_two_norms,
+    "mixer_only": _mixer_only,
+    "parallel_in_place": _parallel_in_place,
+    "parallel_in_place_two_norms": _parallel_in_place,
+}
+
+
+def _dropped(m: Scope, name: str, x: Tensor, spec: Layer) -> Tensor:
+    return m.call(name, drop, x, spec.residual.dropout) if spec.residual.dropout else x
+
+
+def drop(m: Scope, x: Tensor, probability: float) -> Tensor:
+    """`torch.nn.Dropout`."""
+    return dropout(x, probability)
+
+
+def _scaled(x: Tensor, spec: Layer) -> Tensor:
+    return mul_scalar(x) if spec.residual.scaled else x
 
 
 def mixer(
@@ -32,4 +194,16 @@ def mixer(
     x = enter(m, x)
     if isinstance(spec.mixer, Attention):
         return m.call("self_attn", attention, x, spec.mixer, spec.norm, tables, mask)
+    if isinstance(spec.mixer, LatentAttention):
+        return m.call("self_attn", latent_attention, x, spec.mixer, tables, mask)
+    if isinstance(spec.mixer, Mamba2):
+        return m.call("mixer", mamba2, x, spec.mixer), None
     return m.call("linear_attn", gated_deltanet, x, spec.mixer), None
+
+
+def feed_forward(m: Scope, x: Tensor, spec: Layer) -> tuple[Tensor, Tensor | None]:
+    """The feed-forward half of a layer; also the routing weights, where the model's block returns them."""
+    if isinstance(spec.mlp, Moe):
+        return m.call("mlp", moe, x, spec.mlp)
+    assert spec.mlp is not None
+    return m.call("mlp", mlp, x, spec.mlp), None

@@ -1,4 +1,4 @@
-"""Gated DeltaNet as Transformers writes it (models/qwen3_5/modeling_qwen3_5.py, Qwen3_5GatedDeltaNet)."""
+"""Gated DeltaNet as Transformers writes it (models/{qwen3_5,qwen3_next}/modeling_*.py, …GatedDeltaNet)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ..ops.elementwise import add, add_scalar, exp, mean_last, mul, neg, rsqrt, 
 from ..ops.views import reshape, split, squeeze, transpose
 from ..spec import GatedDeltaNet
 from ..units import FP32
-from .scope import Scope, column, row
+from .delta_projections import fused, separate
+from .scope import Scope, row
 
 
 def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
@@ -20,16 +21,11 @@ def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
     channels = 2 * key_width + value_width
     conv_weight = m.call("conv1d", _conv_weight, channels, spec.conv_kernel_size)
 
-    mixed_qkv = m.call("in_proj_qkv", column, x, channels)
-    mixed_qkv = transpose(mixed_qkv, 1, 2)
-    z = m.call("in_proj_z", column, x, value_width)
-    z = reshape(z, batch, length, -1, spec.value_head_dim)
-    b = m.call("in_proj_b", column, x, value_heads)
-    a = m.call("in_proj_a", column, x, value_heads)
-
+    mixed_qkv, z, b, a, projections, parts = (fused if spec.fused_projections else separate)(m, x, spec)
     mixed_qkv = m.kernels.causal_conv(mixed_qkv, squeeze(conv_weight, 1))
     mixed_qkv = transpose(mixed_qkv, 1, 2)
     query, key, value = split(mixed_qkv, [key_width, key_width, value_width], -1)
+    del parts
     query = reshape(query, batch, length, -1, spec.key_head_dim)
     key = reshape(key, batch, length, -1, spec.key_head_dim)
     value = reshape(value, batch, length, -1, spec.value_head_dim)

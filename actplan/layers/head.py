@@ -5,13 +5,14 @@ from __future__ import annotations
 from ..autograd import Tensor
 from ..ops import embedding as ops
 from ..ops import loss as losses
-from ..ops.elementwise import to
+from ..ops.elementwise import mul_scalar, tanh, to
 from ..ops.linear import linear
 from ..ops.rope import Tables
 from ..ops.views import contiguous, narrow, reshape, view
-from ..spec import Attention, Model, Run
+from ..spec import Attention, LatentAttention, Model, Run
 from ..units import BOOL, FP32, INT64, DType
-from .scope import Scope, enter, leave
+from .names import ALWAYS_MASKED
+from .scope import TRAINED_COPY, Scope, enter, leave
 
 
 def embed(m: Scope, ids: Tensor, vocabulary: int, hidden: int) -> Tensor:
@@ -20,11 +21,14 @@ def embed(m: Scope, ids: Tensor, vocabulary: int, hidden: int) -> Tensor:
     return leave(m, out) if m.mesh.tp > 1 else out
 
 
-def rope_tables(m: Scope, batch: int, length: int, dim: int, dtype: DType) -> Tables:
-    """cos and sin [batch, T, dim] (LlamaRotaryEmbedding.forward): computed in fp32, kept in the model's type."""
+def rope_tables(m: Scope, batch: int, length: int, dim: int, dtype: DType, *, joined: bool = True) -> Tables:
+    """cos and sin [batch, T, dim] (LlamaRotaryEmbedding.forward): computed in fp32, kept in the model's type.
+
+    joined: each table holds its numbers twice; gpt-oss's do not and are half as wide.
+    """
     tape = m.tape
     freqs = tape.empty((batch, length, dim // 2), FP32, "mul")
-    emb = tape.empty((batch, length, dim), FP32, "cat")
+    emb = tape.empty((batch, length, dim), FP32, "cat") if joined else freqs
     cos = _scaled(emb, "cos")
     sin = _scaled(emb, "sin")
     del freqs
@@ -38,13 +42,13 @@ def _scaled(emb: Tensor, op: str) -> Tensor:
 
 def eager_mask(m: Scope, batch: int, length: int, dtype: DType) -> Tensor:
     """The T × T additive mask of eager attention (transformers/masking_utils.py, eager_mask)."""
-    allowed = m.tape.empty((batch, 1, length, length), BOOL, "mask")
-    return m.tape.empty(allowed.shape, dtype, "where")
+    allowed = bool_mask(m, length)
+    return m.tape.empty((batch, *allowed.shape[1:]), dtype, "where")
 
 
-def bool_mask(m: Scope, batch: int, length: int, dtype: DType) -> Tensor:
-    """The T × T boolean mask that sdpa is given (transformers/masking_utils.py, sdpa_mask)."""
-    return m.tape.empty((batch, 1, length, length), BOOL, "mask")
+def bool_mask(m: Scope, length: int) -> Tensor:
+    """The T × T boolean mask that sdpa is given, one for the whole batch (transformers/masking_utils.py, sdpa_mask)."""
+    return m.tape.empty((1, 1, length, length), BOOL, "mask")
 
 
 def position_ids(m: Scope, length: int) -> Tensor:
@@ -55,13 +59,25 @@ def position_ids(m: Scope, length: int) -> Tensor:
 
 def output_weight(m: Scope, model: Model) -> Tensor:
     """The output projection's weight: the embedding's own where they are tied."""
-    path = "model.embed_tokens.weight" if model.tie_word_embeddings else "lm_head.weight"
+    names = m.names
+    embedding = f"{names.get('model', 'model')}.{names.get('embed_tokens', 'embed_tokens')}.weight"
+    path = embedding if model.tie_word_embeddings else "lm_head.weight"
+    if "lm_head" in m.copies:
+        m.tape.parameter(path, (m.local(model.vocab_size, "vocabulary"), model.hidden_size), m.dtype)
+        path = f"lm_head{TRAINED_COPY}.weight"
     return m.tape.parameter(path, (m.local(model.vocab_size, "vocabulary"), model.hidden_size), m.dtype)
+
+
+def output_bias(m: Scope, model: Model) -> Tensor | None:
+    """The output projection's bias, where it has one."""
+    if not model.head.bias:
+        return None
+    return m.tape.parameter("lm_head.bias", (m.local(model.vocab_size, "vocabulary"),), m.dtype)
 
 
 def logits(m: Scope, hidden: Tensor, model: Model) -> Tensor:
     """The output projection, [B, T, hidden] to [B, T, vocabulary]."""
-    return linear(enter(m, hidden), output_weight(m, model))
+    return linear(enter(m, hidden), output_weight(m, model), output_bias(m, model))
 
 
 def causal_loss(m: Scope, logits: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
@@ -76,7 +92,15 @@ def causal_loss(m: Scope, logits: Tensor, labels: Tensor, vocabulary: int) -> Te
 
 def naive_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, *, hold_logits: bool) -> tuple[Tensor, Tensor | None]:
     """Logits for all tokens, then cross-entropy; also the logits, where the caller keeps them."""
-    scores = m.call("lm_head", logits, hidden, model)
+    scores = m.call("lm_head", logits, to(hidden, m.dtype), model)
+    if model.head.fp32:
+        scores = to(scores, FP32)
+    if model.head.scaled:
+        scores = mul_scalar(scores)
+    if model.head.softcap:
+        scores = mul_scalar(scores)
+        scores = tanh(scores)
+        scores = mul_scalar(scores)
     loss = causal_loss(m, scores, ids, model.vocab_size)
     return loss, scores if hold_logits else None
 
@@ -84,13 +108,15 @@ def naive_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, *, hold_logi
 def fused_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model) -> Tensor:
     """Liger's linear cross-entropy in place of output projection and loss."""
     hidden = enter(m, hidden)
-    flat = reshape(hidden, -1, hidden.shape[-1])
+    flat = reshape(to(hidden, m.dtype), -1, hidden.shape[-1])
     return losses.fused_linear_cross_entropy(flat, output_weight(m, model), view(ids, -1))
 
 
 def needs_tables(model: Model) -> int | None:
     """The rotary dimension of the tables, None for a model without positions of that kind."""
     for layer in model.layers:
+        if isinstance(layer.mixer, LatentAttention):
+            return layer.mixer.qk_rope_head_dim
         if isinstance(layer.mixer, Attention) and layer.mixer.rope:
             return int(layer.mixer.head_dim * model.rope.fraction)
     return None
@@ -98,8 +124,8 @@ def needs_tables(model: Model) -> int | None:
 
 def is_masked(model: Model, run: Run) -> bool:
     """Whether Transformers hands sdpa a mask: some window is shorter than the sequence
-    (masking_utils.py, _ignore_causal_mask_sdpa)."""
-    return any(
+    (masking_utils.py, _ignore_causal_mask_sdpa), or the model always asks for one."""
+    return model.naming in ALWAYS_MASKED or any(
         isinstance(layer.mixer, Attention)
         and layer.mixer.sliding_window is not None
         and layer.mixer.sliding_window <= run.sequence_length

@@ -1,4 +1,4 @@
-"""Gated feed-forward networks: down(act(gate(x)) * up(x))."""
+"""Feed-forward networks: down(act(gate(x)) * up(x)), and down(act(up(x)))."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ..autograd import Tensor
 from ..ops import elementwise, views
-from ..ops.mlp import liger_silu_mul
+from ..ops.activation import ACTIVATIONS
+from ..ops.mlp import liger_gelu_mul, liger_silu_mul
 from ..spec import Mlp
 from .scope import Scope, column, enter, row
 
@@ -16,22 +17,34 @@ GatedMlp = Callable[[Scope, Tensor, Mlp], Tensor]
 def mlp(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
     """The feed-forward half of a layer, without its norm."""
     x = enter(m, x)
-    return m.call("down_proj", row, m.kernels.gated_mlp(m, x, spec), x.shape[-1], spec.bias)
+    inner = m.kernels.gated_mlp if spec.gated else plain_mlp
+    return m.call("down_proj", row, inner(m, x, spec), x.shape[-1], spec.bias)
 
 
-def _silu(m: Scope, x: Tensor) -> Tensor:
-    return elementwise.silu(x)
+def activate(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
+    """The activation as a module."""
+    return ACTIVATIONS[spec.activation](x)
 
 
-def silu_then_multiply(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
+def widen(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
+    """The first projection of a network without a gate."""
+    return column(m, x, m.local(spec.intermediate_size, "feed-forward width"), spec.bias)
+
+
+def plain_mlp(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
+    """Without a gate (models/gpt2/modeling_gpt2.py, GPT2MLP; models/gpt_neox/modeling_gpt_neox.py, GPTNeoXMLP)."""
+    return m.call("act_fn", activate, m.call("up_proj", widen, x, spec), spec)
+
+
+def activate_then_multiply(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
     """Transformers' (models/llama/modeling_llama.py, LlamaMLP; models/phi3/modeling_phi3.py, Phi3MLP)."""
     width = m.local(spec.intermediate_size, "feed-forward width")
     if spec.fused_gate_up:
         up_states = m.call("gate_up_proj", column, x, 2 * width, spec.bias)
         gate, up_states = views.split(up_states, [width] * 2, -1)
-        return elementwise.mul(up_states, m.call("activation_fn", _silu, gate))
+        return elementwise.mul(up_states, m.call("activation_fn", activate, gate, spec))
     return elementwise.mul(
-        m.call("act_fn", _silu, m.call("gate_proj", column, x, width, spec.bias)),
+        m.call("act_fn", activate, m.call("gate_proj", column, x, width, spec.bias), spec),
         m.call("up_proj", column, x, width, spec.bias),
     )
 
@@ -44,6 +57,15 @@ def liger_swiglu(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
         gate, up_states = views.split(up_states, [width] * 2, -1)
         return liger_silu_mul(gate, up_states)
     return liger_silu_mul(
+        m.call("gate_proj", column, x, width, spec.bias),
+        m.call("up_proj", column, x, width, spec.bias),
+    )
+
+
+def liger_geglu(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
+    """Liger's (liger_kernel/transformers/geglu.py, 0.8.5: LigerGEGLUMLP)."""
+    width = m.local(spec.intermediate_size, "feed-forward width")
+    return liger_gelu_mul(
         m.call("gate_proj", column, x, width, spec.bias),
         m.call("up_proj", column, x, width, spec.bias),
     )

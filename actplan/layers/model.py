@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+
+import msgspec
 
 from ..autograd import Tape, Tensor, backward, checkpoint
 from ..autograd.tape import OUTSIDE, StageTrace
 from ..autograd.tensor import Storage, contiguous_strides
-from ..ops.rope import Tables
 from ..policies import Segment
 from ..spec import Layer, Model, Run
 from ..units import INT64
-from . import head
+from . import head, inputs
 from .block import decoder_layer
+from .inputs import Shared
 from .kernels import kernels
+from .names import POSITIONAL_MASK, names_of
 from .norm import norm
 from .scope import Scope
+from .training import projection, trains
 
 
-@dataclass(slots=True)
-class Walk:
+class Walk(msgspec.Struct):
     """One training step of a model, run on shapes.
 
     Stages count from 0: the embedding, each layer, the head (final norm, output projection, loss). Bytes as the
@@ -58,13 +62,37 @@ class Walk:
         return "head" if stage == len(self.stages) - 1 else f"layer {stage - 1}"
 
 
-def walk(model: Model, run: Run, segments: tuple[Segment, ...] = (), *, tape: Tape | None = None) -> Walk:
-    """Run forward, loss and backward of `model` with these layers checkpointed."""
+Keeps = Mapping[int, frozenset[str]]
+"""A segment's first layer -> the outputs it keeps all the same (`autograd.tape.Selection`)."""
+
+
+def walk(
+    model: Model,
+    run: Run,
+    segments: tuple[Segment, ...] = (),
+    *,
+    keeps: Keeps = MappingProxyType({}),
+    tape: Tape | None = None,
+    numbers: Sequence[int] | None = None,
+) -> Walk:
+    """Run forward, loss and backward of `model` with these layers checkpointed.
+
+    numbers: what number each layer has in the model that `model` is a sample of.
+    """
     tape = tape or Tape()
     result = Walk(tape, [StageTrace() for _ in range(model.num_layers + 2)])
     stepper = _Stepper(tape, result.stages)
-    m = Scope(tape, kernels(model, run, masked=head.is_masked(model, run)), run.dtype, run.mesh)
-    loss, held = _forward(m, model, run, segments, stepper)
+    tape.device = run.device
+    tape.trains = trains(run)
+    copies = frozenset(run.adapters.modules_to_save if run.adapters else ())
+    names = names_of(model.naming)
+    m = Scope(
+        tape, kernels(model, run), run.residual_dtype, run.mesh, names, project=projection(run), copies=copies
+    )
+    with tape.autocasting(run.autocast_dtype):
+        loss, held = _forward(m, model, run, segments, keeps, stepper, numbers or range(model.num_layers))
+    if not run.trains_all:
+        tape.settle()
     result.end_forward_bytes = tape.meter.live
     result.peak_forward_bytes = max(stage.forward_peak for stage in result.stages)
     gradient = tape.empty(loss.shape, loss.dtype, "gradient")
@@ -107,6 +135,7 @@ class _Stepper:
         if self.current is not None:
             trace = self.stages[self.current]
             trace.backward_event = tape.meter.peak_event
+            trace.replay_peak, trace.plain_peak = tape.meter.replay_peak, tape.meter.plain_peak
             trace.backward_peak, trace.backward_end = tape.meter.mark(), tape.meter.live
             trace.replayed_flops = tape.replayed_flops - self.replayed
             trace.gradient_bytes = tape.gradient_bytes - self.gradients
@@ -118,13 +147,15 @@ class _Stepper:
 
 
 def _forward(
-    m: Scope, model: Model, run: Run, segments: tuple[Segment, ...], stepper: _Stepper
+    m: Scope, model: Model, run: Run, segments: tuple[Segment, ...], keeps: Keeps, stepper: _Stepper,
+    numbers: Sequence[int],
 ) -> tuple[Tensor, Tensor | None]:
     """Up to the loss (or the hidden states); also the logits, where the caller holds them."""
     ids = _token_ids(m.tape, run)
-    hidden = m.call("model", _language_model, ids, model, run, segments, stepper)
+    hidden = m.call("model", _language_model, ids, model, run, segments, keeps, stepper, numbers)
+    head.output_weight(m, model)  # the model has them, whether or not this run uses them
+    head.output_bias(m, model)
     if run.loss == "none":
-        head.output_weight(m, model)  # the model has it, this run does not use it
         stepper.end(model.num_layers + 1)
         return hidden, None
     if run.loss == "fused":
@@ -144,39 +175,50 @@ def _token_ids(tape: Tape, run: Run) -> Tensor:
 
 
 def _language_model(
-    m: Scope, ids: Tensor, model: Model, run: Run, segments: tuple[Segment, ...], stepper: _Stepper
+    m: Scope, ids: Tensor, model: Model, run: Run, segments: tuple[Segment, ...], keeps: Keeps, stepper: _Stepper,
+    numbers: Sequence[int],
 ) -> Tensor:
     """Embedding, layers, final norm (LlamaModel.forward): what is local here lives until the layers are through."""
     stepper.begin(0)
-    inputs_embeds = m.call("embed_tokens", head.embed, ids, model.vocab_size, model.hidden_size)
-    positions = head.position_ids(m, run.local_length)
-    mask = _mask(m, model, run)
-    tables = _tables(m, model, run)
-    hidden = inputs_embeds
+    inputs_embeds = inputs.embed(m, ids, model)
+    if run.input_require_grads:
+        inputs_embeds.requires_grad = True
+    positions = inputs.positions(m, model, run)
+    position_embeds = inputs.learned(m, positions, model)
+    shared = inputs.shared(m, model, run)
+    hidden = inputs.with_positions(m, inputs_embeds, position_embeds, model)
     stepper.end(0)
 
     # a checkpointed layer's arguments stay alive with its graph: position ids too, which no kernel reads
-    def run_layers(first: int, last: int, held: Tensor, hidden: Tensor) -> Tensor:
-        for i in range(first, last + 1):
-            hidden = _layer(m, i, hidden, model.layers[i], tables, mask, stepper)
+    def run_layers(first: int, given: Shared, held: Tensor | None, hidden: Tensor, *masks: Tensor) -> Tensor:
+        for i, layer in enumerate(model.layers[first : first + given.count], first):
+            hidden = _layer(m, i, numbers[i], hidden, layer, given, stepper)
         return hidden
 
     for first, last, checkpointed in _units(model.num_layers, segments):
         if checkpointed:
-            hidden = checkpoint(m.tape, partial(run_layers, first, last, positions), hidden, name=f"layers.{first}")
+            given = shared.of(model.layers[first : last + 1])
+            positional = given.masks.values() if model.naming in POSITIONAL_MASK else ()
+            run_segment = partial(run_layers, first, given, positions.ids)
+            keep = keeps.get(first, frozenset())
+            hidden = checkpoint(m.tape, run_segment, hidden, *positional, name=_layer_name(m, numbers[first]), keep=keep)
         else:
-            hidden = _layer(m, first, hidden, model.layers[first], tables, mask, stepper)
+            hidden = _layer(m, first, numbers[first], hidden, model.layers[first], shared, stepper)
     stepper.begin(model.num_layers + 1)
-    return m.call("norm", norm, hidden, model.norm)
+    hidden = m.call("norm", norm, hidden, model.norm)
+    m.held = None
+    return hidden
 
 
-def _layer(
-    m: Scope, i: int, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None, stepper: _Stepper
-) -> Tensor:
+def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: Shared, stepper: _Stepper) -> Tensor:
     stepper.begin(i + 1)
-    hidden = m.call(f"layers.{i}", decoder_layer, hidden, spec, tables, mask)
+    hidden = m.call(_layer_name(m, number), decoder_layer, hidden, spec, shared.rope(spec), shared.mask(spec))
     stepper.end(i + 1)
     return hidden
+
+
+def _layer_name(m: Scope, i: int) -> str:
+    return f"{m.names.get('layers', 'layers')}.{i}"
 
 
 def _units(num_layers: int, segments: tuple[Segment, ...]) -> list[tuple[int, int, bool]]:
@@ -189,25 +231,3 @@ def _units(num_layers: int, segments: tuple[Segment, ...]) -> list[tuple[int, in
         at = last + 1
     units.extend((i, i, False) for i in range(at, num_layers))
     return units
-
-
-def _mask(m: Scope, model: Model, run: Run) -> Tensor | None:
-    if run.attention == "eager":
-        mask = head.eager_mask(m, run.micro_batch_size, run.local_length, run.dtype)
-    elif run.attention == "sdpa" and head.is_masked(model, run):
-        mask = head.bool_mask(m, run.micro_batch_size, run.local_length, run.dtype)
-    else:
-        return None
-    mask.storage.owner = "shared:mask"
-    return mask
-
-
-def _tables(m: Scope, model: Model, run: Run) -> Tables | None:
-    dim = head.needs_tables(model)
-    if dim is None:
-        return None
-    batch = run.micro_batch_size if model.rope.type == "mrope" else 1
-    tables = m.call("rotary_emb", head.rope_tables, batch, run.local_length, dim, run.dtype)
-    for table in tables:
-        table.storage.owner = "shared:rope"
-    return tables

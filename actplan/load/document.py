@@ -8,13 +8,15 @@ so every check and every `--set` works alike on all of them.
                         as in `actplan.spec.Model`
     layers              the pattern: names of kinds, repeated and nested (`actplan.load.pattern`)
     num_layers          optional; the pattern must then add up to it
-    attention, gated_deltanet, mlp
-                        the sections: what each layer that uses them is made of
-    kinds               named kinds: {name: {mixer: built-in kind, norm, and sections' fields that differ}}
+    attention, gated_deltanet, latent_attention, mamba2, mlp, moe
+                        the sections: what each layer that uses them is made of; with a moe section, layers have
+                        experts unless their kind says `feed_forward: mlp`
+    kinds               named kinds: {name: {mixer: built-in kind, feed_forward, norm, and sections' fields that
+                        differ}}
     overrides           {layer or "first..last": fields that differ}, later entries over earlier ones
 
 Built-in kinds: `full_attention` (the attention section, its window ignored), `sliding_attention` (with its
-window) and `gated_deltanet`. `head_dim` is given, never derived from `hidden_size`, whatever else changes.
+window), `gated_deltanet`, `latent_attention` and `mamba2`. `head_dim` is given, never derived from `hidden_size`, whatever else changes.
 """
 
 from __future__ import annotations
@@ -22,28 +24,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 
 from ..errors import InputError
-from ..spec import Attention, GatedDeltaNet, Layer, Mlp, Model
+from ..spec import Attention, GatedDeltaNet, LatentAttention, Layer, Mamba2, Mlp, Model, Moe
 from .fields import check, check_fields, check_int, fields_of, join, known_keys, mapping, shown
 from .pattern import KIND_NAME, parse_pattern
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "attention": Attention,
     "gated_deltanet": GatedDeltaNet,
+    "latent_attention": LatentAttention,
+    "mamba2": Mamba2,
     "mlp": Mlp,
+    "moe": Moe,
 }
-MIXERS = {"full_attention": "attention", "sliding_attention": "attention", "gated_deltanet": "gated_deltanet"}
+MIXERS = {
+    "full_attention": "attention",
+    "sliding_attention": "attention",
+    "gated_deltanet": "gated_deltanet",
+    "latent_attention": "latent_attention",
+    "mamba2": "mamba2",
+}
 """Built-in kind -> the section that its mixer reads."""
+FeedForwardName = Literal["mlp", "moe", "none"]
+FEED_FORWARDS = ("mlp", "moe")
+"""The sections that a feed-forward network may be of."""
 MODEL_KEYS = tuple(key for key in fields_of(Model) if key not in ("source", "layers"))
 DOCUMENT_KEYS = (
     *("name", "title", "hidden_size", "vocab_size", "num_layers", "layers"),
     *(key for key in MODEL_KEYS if key not in ("name", "title", "hidden_size", "vocab_size")),
     *(*SECTIONS, "kinds", "overrides"),
 )
-CHANGE_KEYS = ("mixer", "norm", *SECTIONS)
+CHANGE_KEYS = ("mixer", "feed_forward", "norm", *SECTIONS)
 MAX_OVERRIDDEN = 1_000_000
 
 
@@ -113,6 +128,8 @@ def checked_change(value: object, where: str) -> Change:
             checked[key] = check_fields(SECTIONS[key], item, path)
         elif key == "norm":
             checked[key] = check(fields_of(Layer)["norm"].type, item, path)
+        elif key == "feed_forward":
+            checked[key] = check(FeedForwardName, item, path)
         elif not isinstance(item, str) or item not in MIXERS:
             got = item if isinstance(item, str) else None
             raise InputError(f"{shown(item)} is not a built-in kind", where=path, choices=MIXERS, got=got)

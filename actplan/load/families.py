@@ -21,6 +21,7 @@ from .family_parts import (
     bias_on_all,
     derived_head_dim,
     every,
+    gated_deltanet,
     kinds_without_rope,
     layer_types,
     layers,
@@ -147,10 +148,8 @@ def smollm3(config: Config) -> Fields:
 def phi3(config: Config) -> Fields:
     """configuration_phi3.py: q, k, v in one projection and gate, up in another; a window, if any, on every
     layer; `embd_pdrop` is not read by modeling_phi3.py, `resid_pdrop` is."""
-    if config.fraction("resid_pdrop", 0.0) > 0:
-        raise config.refuse(
-            "resid_pdrop", "dropout on the residual stream is not modelled", "--set resid_pdrop=0"
-        )
+    dropout = config.fraction("resid_pdrop", 0.0)
+    dropped: Fields = {"residual": {"dropout": dropout}, "naming": "phi3"} if dropout else {}
     window = config.integer("sliding_window", absent=None)
     kind = "full_attention" if window is None else "sliding_attention"
     heads = config.required("num_attention_heads")
@@ -158,6 +157,7 @@ def phi3(config: Config) -> Fields:
     return {
         **trunk(config),
         **layers([kind] * num_layers(config)),
+        **dropped,
         **rope({"fraction": rotary_fraction(config, 1.0)}),
         "attention": {
             **attention(config, key_value_heads=heads, head_dim=derived_head_dim(config), window=window),
@@ -169,50 +169,51 @@ def phi3(config: Config) -> Fields:
 
 @reader("qwen3_5_text")
 def qwen3_5_text(config: Config) -> Fields:
-    """configuration_qwen3_5.py, Qwen3_5TextConfig: every fourth layer is full attention with an output gate
-    (always: `attn_output_gate` is not read), heads of 256 and a quarter of them rotated when absent."""
+    """configuration_qwen3_5.py, Qwen3_5TextConfig: a plain feed-forward network in every layer."""
+    fields = {**qwen3_5_hybrid(config, key_value_heads=4), "mlp": mlp(config), "liger": ["rms_norm", "swiglu"]}
+    predicted = multi_token_prediction(config, fields)
+    return {**fields, **({"left_out": [predicted]} if predicted else {})}
+
+
+def qwen3_5_hybrid(config: Config, *, key_value_heads: int) -> Fields:
+    """Qwen3.5's layers: every fourth is full attention with an output gate (always: `attn_output_gate` is not
+    read), heads of 256 and a quarter of them rotated when absent."""
     count = num_layers(config)
     names = {"linear_attention": "gated_deltanet", "full_attention": "full_attention"}
     kinds = layer_types(config, count, names) or every(config.size("full_attention_interval", 4), count)
-    fields: Fields = {
+    return {
         **trunk(config),
         **layers(kinds),
         "norm": "rms_zero_centered",
         "rope": {"type": "mrope", "fraction": rotary_fraction(config, 0.25)},
         "attention": {
-            **attention(config, key_value_heads=4, head_dim=config.size("head_dim", 256)),
+            **attention(config, key_value_heads=key_value_heads, head_dim=config.size("head_dim", 256)),
             **bias_on_all(config),
             "qk_norm": True,
             "output_gate": True,
         },
-        "gated_deltanet": {
-            "num_key_heads": config.size("linear_num_key_heads", 16),
-            "num_value_heads": config.size("linear_num_value_heads", 32),
-            "key_head_dim": config.size("linear_key_head_dim", 128),
-            "value_head_dim": config.size("linear_value_head_dim", 128),
-            "conv_kernel_size": config.size("linear_conv_kernel_dim", 4),
-        },
-        "mlp": mlp(config),
-        "liger": ["rms_norm", "swiglu"],
+        "gated_deltanet": gated_deltanet(config),
     }
-    predicted = multi_token_prediction(config, fields)
-    return {**fields, **({"left_out": [predicted]} if predicted else {})}
 
 
 @reader("qwen3_5")
 def qwen3_5(config: Config) -> Fields:
-    """configuration_qwen3_5.py, Qwen3_5Config: the text model in `text_config`; the vision tower is left
-    out. The text model's own `tie_word_embeddings` counts (AutoModelForCausalLM hands it `text_config`),
-    else the wrapper's."""
+    """configuration_qwen3_5.py, Qwen3_5Config: the text model in `text_config`."""
+    return nested_text(config, "qwen3_5_text", qwen3_5_text)
+
+
+def nested_text(config: Config, model_type: str, read: Reader) -> Fields:
+    """The text model of a Qwen3.5 with a vision tower, which is left out. The text model's own
+    `tie_word_embeddings` counts (AutoModelForCausalLM hands it `text_config`), else the wrapper's."""
     text = config.section("text_config")
     if text is None:
         raise InputError(
             "missing", where=config.path("text_config"), allowed="the text model's configuration"
         )
-    if text.get("model_type") not in (None, "qwen3_5_text"):
-        raise text.refuse("model_type", "not the text model of qwen3_5")
+    if text.get("model_type") not in (None, model_type):
+        raise text.refuse("model_type", f"not a {model_type}")
     tied = text.flag("tie_word_embeddings", config.flag("tie_word_embeddings", False))
-    fields = qwen3_5_text(text)
+    fields = read(text)
     left_out = [qwen3_5_vision(config), *_listed(fields.get("left_out"))]
     config.read |= text.read
     return {**fields, "tie_word_embeddings": tied, "left_out": left_out}

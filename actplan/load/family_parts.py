@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from ..errors import InputError
+from ..spec import Activation
 from .fields import shown
 from .hf_config import Config
 from .pattern import MAX_LAYERS, format_pattern
@@ -14,11 +16,16 @@ NO_ROPE = "_no_rope"
 
 
 def trunk(config: Config, *, tied: bool = False) -> Fields:
-    """The fields around the layers, and the checks that every family shares."""
+    """The fields around the layers of a model with SiLU, and the checks that every family shares."""
+    if (config.get("hidden_act") or "silu") not in ("silu", "swish"):
+        raise config.refuse("hidden_act", "this family is modelled with silu")
+    return frame(config, tied=tied)
+
+
+def frame(config: Config, *, tied: bool = False) -> Fields:
+    """The fields around the layers."""
     if config.get("per_layer_config") is not None:
         raise config.refuse("per_layer_config", "layers of different configurations are not modelled here")
-    if (config.get("hidden_act") or "silu") not in ("silu", "swish"):
-        raise config.refuse("hidden_act", "this activation is not modelled yet; silu is")
     return {
         "hidden_size": config.required("hidden_size"),
         "vocab_size": config.required("vocab_size"),
@@ -65,6 +72,11 @@ def derived_head_dim(config: Config) -> int:
     """`head_dim`; where absent or null, hidden_size / num_attention_heads, which must come out whole."""
     if config.get("head_dim") is not None:
         return config.size("head_dim", 1)
+    return equal_head_dim(config)
+
+
+def equal_head_dim(config: Config) -> int:
+    """hidden_size / num_attention_heads, which must come out whole."""
     hidden, heads = config.required("hidden_size"), config.required("num_attention_heads")
     if hidden % heads:
         raise InputError(
@@ -72,6 +84,22 @@ def derived_head_dim(config: Config) -> int:
             where=config.path("head_dim"),
         )
     return hidden // heads
+
+
+def activation(config: Config, default: str, key: str = "hidden_act") -> Fields:
+    """The activation of the feed-forward section."""
+    name = config.get(key) or default
+    name = "silu" if name == "swish" else name
+    if name not in get_args(Activation):
+        raise config.refuse(key, "this activation is not modelled", f"modelled: {', '.join(get_args(Activation))}")
+    return {} if name == "silu" else {"activation": name}
+
+
+def without(config: Config, key: str, problem: str, *, allowed: object = False) -> None:
+    """Refuse a field that says something this tool does not model."""
+    value = config.get(key)
+    if value is not None and value != allowed:
+        raise config.refuse(key, problem)
 
 
 def bias_on_all(config: Config) -> Fields:
@@ -153,6 +181,17 @@ def rope(changed: Fields) -> Fields:
 
 def every(interval: int, count: int) -> list[str]:
     return ["gated_deltanet" if (i + 1) % interval else "full_attention" for i in range(count)]
+
+
+def gated_deltanet(config: Config) -> Fields:
+    """The section of Gated DeltaNet layers, `linear_…` in Qwen's configurations."""
+    return {
+        "num_key_heads": config.size("linear_num_key_heads", 16),
+        "num_value_heads": config.size("linear_num_value_heads", 32),
+        "key_head_dim": config.size("linear_key_head_dim", 128),
+        "value_head_dim": config.size("linear_value_head_dim", 128),
+        "conv_kernel_size": config.size("linear_conv_kernel_dim", 4),
+    }
 
 
 def rope_flags(config: Config, count: int) -> list[bool]:

@@ -19,6 +19,13 @@ class Config:
         self.fields, self.where = fields, where
         self.read: set[str] = set()
 
+    def renamed(self, names: Mapping[str, str], defaults: Mapping[str, object] | None = None) -> Config:
+        """The same configuration under Transformers' usual names (its class's `attribute_map`), with defaults."""
+        own = {names.get(key, key): value for key, value in self.fields.items() if key in names}
+        config = Config({**(defaults or {}), **own, **self.fields}, self.where)
+        config.read = self.read
+        return config
+
     def path(self, key: str) -> str:
         """Where a field stands, for messages."""
         return join(self.where, key)

@@ -44,6 +44,16 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "linear_key_head_dim": ("gated_deltanet.key_head_dim",),
     "linear_value_head_dim": ("gated_deltanet.value_head_dim",),
     "linear_conv_kernel_dim": ("gated_deltanet.conv_kernel_size",),
+    "num_experts": ("moe.num_experts",),
+    "num_experts_per_tok": ("moe.num_experts_per_tok",),
+    "moe_intermediate_size": ("moe.moe_intermediate_size",),
+    "shared_expert_intermediate_size": ("moe.shared_expert_intermediate_size",),
+    "norm_topk_prob": ("moe.norm_topk_prob",),
+    "q_lora_rank": ("latent_attention.q_lora_rank",),
+    "kv_lora_rank": ("latent_attention.kv_lora_rank",),
+    "qk_nope_head_dim": ("latent_attention.qk_nope_head_dim",),
+    "qk_rope_head_dim": ("latent_attention.qk_rope_head_dim",),
+    "v_head_dim": ("latent_attention.v_head_dim",),
 }
 """Transformers' flat name -> the document's fields."""
 MAX_SETTING = 64 << 10
@@ -115,7 +125,7 @@ def _set_one(
 
 def _paths(top: Sequence[str]) -> list[str]:
     """Every settable path below the given top-level fields."""
-    inner = {**SECTIONS, "rope": _rope()}
+    inner = {**SECTIONS, **_nested()}
     return [
         p
         for key in top
@@ -123,10 +133,11 @@ def _paths(top: Sequence[str]) -> list[str]:
     ]
 
 
-def _rope() -> type:
-    from ..spec import Rope
+def _nested() -> dict[str, type]:
+    """Fields of the document that are mappings themselves."""
+    from ..spec import Embedding, Head, Residual, Rope
 
-    return Rope
+    return {"rope": Rope, "residual": Residual, "embedding": Embedding, "head": Head}
 
 
 def _is_known(keys: tuple[str, ...], top: Sequence[str]) -> bool:
@@ -148,7 +159,7 @@ def _unknown(path: str, choices: Sequence[str]) -> InputError:
 def _check_used(document: Document, keys: tuple[str, ...], path: str) -> None:
     """Refuse to set what no layer has: it would change nothing and look as if it did."""
     mixers = _mixers_in_use(document)
-    if keys[0] in ("attention", "gated_deltanet") and keys[0] not in {MIXERS[mixer] for mixer in mixers}:
+    if keys[0] in MIXERS.values() and keys[0] not in {MIXERS[mixer] for mixer in mixers}:
         raise InputError(f"no layer of this model has {keys[0]}", where=f"--set {path}")
     if keys == ("attention", "sliding_window") and "sliding_attention" not in mixers:
         raise InputError(

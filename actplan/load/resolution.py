@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from ..errors import InputError
-from ..spec import Attention, GatedDeltaNet, Layer, Mlp, Model
+from ..spec import Attention, FeedForward, GatedDeltaNet, LatentAttention, Layer, Mamba2, Mixer, Mlp, Model, Moe
+from .checks import checked_latent_attention, checked_mamba2, checked_moe
 from .document import (
     DOCUMENT_KEYS,
+    FEED_FORWARDS,
     MAX_OVERRIDDEN,
     MIXERS,
     MODEL_KEYS,
@@ -47,6 +49,9 @@ class _Resolver:
     def __init__(self, given: Mapping[str, object], model: Model) -> None:
         self.model = model
         self.base = {key: check_fields(kind, given.get(key) or {}, key) for key, kind in SECTIONS.items()}
+        self.feed_forward = "moe" if given.get("moe") else "mlp"
+        if self.model.residual.type == "mixer_only":
+            self.feed_forward = "none"
         self.kinds = checked_kinds(given)
         self.overrides = mapping(given.get("overrides") or {}, "overrides")
         self.changes: list[Change] = []
@@ -87,18 +92,26 @@ class _Resolver:
     def layer(self, name: str, numbers: _Changes) -> Layer:
         """The layer, still without a label."""
         changes = [*([self.kinds[name]] if name in self.kinds else []), *(self.changes[n] for n in numbers)]
-        mixer, norm = name, self.model.norm
+        mixer, norm, feed_forward = name, self.model.norm, self.feed_forward
         for change in changes:
             mixer = str(change.values.get("mixer", mixer))
             norm = change.values.get("norm", norm)  # type: ignore[assignment]
-        self.check_sections(changes, mixer)
-        return Layer(kind="", mixer=self.mixer(mixer, changes), mlp=self.mlp(changes), norm=norm)
+            feed_forward = str(change.values.get("feed_forward", feed_forward))
+        self.check_sections(changes, mixer, feed_forward)
+        return Layer(
+            kind="",
+            mixer=self.mixer(mixer, changes),
+            mlp=self.mlp(feed_forward, changes),
+            norm=norm,
+            residual=self.model.residual,
+        )
 
-    def check_sections(self, changes: list[Change], mixer: str) -> None:
+    def check_sections(self, changes: list[Change], mixer: str, feed_forward: str) -> None:
         for change in changes:
             for section in change.values:
-                if section in SECTIONS and section not in (MIXERS[mixer], "mlp"):
-                    raise InputError(f"a {mixer} layer has no such part", where=join(change.where, section))
+                if section in SECTIONS and section not in (MIXERS[mixer], feed_forward):
+                    what = f"layer with feed_forward: {feed_forward}" if section in FEED_FORWARDS else f"{mixer} layer"
+                    raise InputError(f"a {what} has no such part", where=join(change.where, section))
 
     def merged(self, section: str, changes: list[Change]) -> tuple[dict[str, Any], str]:
         """The section's fields for a layer, and the path to blame for them: the last that changed them."""
@@ -109,12 +122,18 @@ class _Resolver:
                 where = join(change.where, section)
         return values, where
 
-    def mlp(self, changes: list[Change]) -> Mlp:
-        values, where = self.merged("mlp", changes)
-        return build(Mlp, values, where)
+    def mlp(self, section: str, changes: list[Change]) -> FeedForward:
+        if section == "none":
+            return None
+        values, where = self.merged(section, changes)
+        return checked_moe(build(Moe, values, where), where) if section == "moe" else build(Mlp, values, where)
 
-    def mixer(self, mixer: str, changes: list[Change]) -> Attention | GatedDeltaNet:
+    def mixer(self, mixer: str, changes: list[Change]) -> Mixer:
         values, where = self.merged(MIXERS[mixer], changes)
+        if mixer == "mamba2":
+            return checked_mamba2(build(Mamba2, values, where), where)
+        if mixer == "latent_attention":
+            return checked_latent_attention(build(LatentAttention, values, where), where)
         if MIXERS[mixer] == "gated_deltanet":
             return _checked_deltanet(build(GatedDeltaNet, values, where), where)
         if mixer == "full_attention":

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import FP16, FP32, INT64
-from .elementwise import add, mul_scalar, raw_binary, to
+from ..spec import Attention
+from ..units import FP16, FP32, INT64, DType
+from .casts import lower, to
+from .dropout import dropout
+from .elementwise import add, mul_scalar, raw_binary, scale_in_place, tanh
 from .function import custom, new, raw_contiguous, unit_stride
 from .linear import matmul
-from .views import attach, contiguous, expand, reshape, transpose, unsqueeze
+from .views import attach, contiguous, expand, narrow, pad, reshape, transpose, unsqueeze
 
 
 def repeat_kv(x: Tensor, groups: int) -> Tensor:
@@ -23,8 +28,8 @@ def repeat_kv(x: Tensor, groups: int) -> Tensor:
 def _softmax_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
     result = node.unpack(0)
     out = raw_binary(grads[0], result, "_softmax_backward_data")
-    if node.extra is not result.dtype:
-        # a kernel that read half precision writes its gradient so
+    if result.tape.device == "cuda":
+        # grad * output stays beside the gradient that the kernel writes (cuda/SoftMax.cu, softmax_backward_cuda_out)
         return (new(out, out.shape, node.extra),)
     return (out,)
 
@@ -34,14 +39,25 @@ def softmax_fp32(x: Tensor) -> Tensor:
 
     A copy in fp32 comes first, except for fp16 on CUDA, where the kernel converts (ATen/native/SoftMax.cpp).
     """
-    dtype = x.dtype
-    if dtype is not FP16:
+    if x.dtype is not FP16 or x.tape.device != "cuda":
         x = to(x, FP32)
     node = x.tape.node("SoftmaxBackward0", _softmax_backward, (x,))
     out = new(x, x.shape, FP32, "_softmax")
     if node is not None:
-        node.extra = FP32
+        node.extra = x.dtype
         x.tape.save(node, out, "the attention probabilities")
+    return attach(out, node)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """`F.softmax(x, dim=-1)`: saves its result; autocast asks for it in fp32."""
+    if x.tape.autocast is not None:
+        return softmax_fp32(x)
+    node = x.tape.node("SoftmaxBackward0", _softmax_backward, (x,))
+    out = new(x, x.shape, op="_softmax")
+    if node is not None:
+        node.extra = x.dtype
+    x.tape.save(node, out, "the probabilities")
     return attach(out, node)
 
 
@@ -49,17 +65,40 @@ Attended = tuple[Tensor, "Tensor | None"]
 """The output [B, T, H, D], and the probabilities where a kernel has them at all."""
 
 
-def eager_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
-    """Transformers' eager_attention_forward: the T × T probabilities are kept, in fp32 and in the model's type."""
+def eager_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
+) -> Attended:
+    """Transformers' eager_attention_forward: the T × T probabilities are kept, in fp32 and in the model's type;
+    with a soft cap its tanh as well, with dropout the mask and what it leaves."""
+    if spec and spec.eager_softmax == "in_place":
+        return _scaled_in_place(query, key, value, mask)
     groups = query.shape[1] // key.shape[1]
     key_states = repeat_kv(key, groups)
     value_states = repeat_kv(value, groups)
     weights = mul_scalar(matmul(query, transpose(key_states, 2, 3)))
+    if spec and spec.softcap:
+        weights = mul_scalar(weights)
+        weights = tanh(weights)
+        weights = mul_scalar(weights)
     if mask is not None:
         weights = add(weights, mask)
-    weights = to(softmax_fp32(weights), query.dtype)
+    if spec and spec.eager_softmax != "fp32":
+        weights = softmax(weights)
+    else:
+        weights = to(softmax_fp32(weights), query.dtype)
+    if spec:
+        weights = dropout(weights, spec.dropout)
     output = matmul(weights, value_states)
     return contiguous(transpose(output, 1, 2)), weights
+
+
+def _scaled_in_place(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
+    """Falcon's: one key-value head is broadcast, the scores are divided in place and outlive their softmax
+    (transformers/models/falcon/modeling_falcon.py, FalconAttention)."""
+    scores = scale_in_place(matmul(query, transpose(key, 2, 3)))
+    scores = softmax(scores if mask is None else add(scores, mask))
+    output = matmul(scores, value)
+    return contiguous(transpose(output, 1, 2)), scores
 
 
 def _flash_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
@@ -80,23 +119,49 @@ def _flash_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [dq, dk, dv]
 
 
-def flash_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    spec: Attention | None = None,
+    *,
+    low: DType | None = None,
+) -> Attended:
     """FlashAttention 2, also as torch's sdpa runs it: keeps q, k, v, the output and one fp32 number a row and head.
 
     csrc/flash_attn/flash_api.cpp and flash_attn_interface.py, 2.8; its RNG state is two int64.
+    low: what fp32 inputs are cast to, which the kernel does not take (Transformers' integrations/flash_attention.py,
+    get_target_dtype).
     """
     q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
+    if low is not None and q.dtype is FP32:
+        q, k, v = to(q, low), to(k, low), to(v, low)
     return _flash(q, k, v), None
+
+
+def padded_flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
+) -> Attended:
+    """FlashAttention 2 of values narrower than keys: they are padded, the output is cut
+    (transformers/integrations/flash_attention.py)."""
+    q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
+    width, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
+    if not missing:
+        return _flash(q, k, v), None
+    v = pad(v, -1, missing)
+    return narrow(_flash(q, k, v), -1, 0, width), None
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     inputs = (q, k, v)
     q, k, v = (unit_stride(x) for x in inputs)
     batch, length, heads, dim = q.shape
-    out = new(q, (batch, length, heads, v.shape[3]), op="flash_attention")
-    lse = new(q, (batch, heads, length), FP32, "softmax_lse")
-    rng = new(q, (2,), INT64, "rng_state")
-    q.tape.count_flops(batch * heads * length * k.shape[1] * (dim + v.shape[3]))
+    flops = batch * heads * length * k.shape[1] * (dim + v.shape[3])
+    output = partial(q.tape.output, family="attention")
+    out = output((batch, length, heads, v.shape[3]), q.dtype, "flash_attention", flops=flops)
+    lse = output((batch, heads, length), FP32, "softmax_lse", flops=0)
+    rng = output((2,), INT64, "rng_state", flops=0)
     saves = [
         (q, "the queries, to compute attention again"),
         (k, "the keys, to compute attention again"),
@@ -122,21 +187,35 @@ def _efficient_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return result
 
 
-def efficient_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
+def sdpa_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
+) -> Attended:
+    """torch's `scaled_dot_product_attention`: its flash kernel, or the memory-efficient one where there is a mask."""
+    query, key, value = lower(query), lower(key), lower(value)
+    if mask is None:
+        return flash_attention(query, key, value, mask)
+    return efficient_attention(query, key, value, mask)
+
+
+def efficient_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
+) -> Attended:
     """torch's memory-efficient sdpa, which takes a mask: keeps q, k, v (heads repeated), the mask as a bias of the
     model's type, the output and the log-sum-exp.
 
     ATen/native/transformers/attention.cpp (convert_boolean_attn_mask) and cuda/attention.cu.
     """
+    query, key, value = lower(query), lower(key), lower(value)
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    bias = None if mask is None else new(query, mask.shape, op="attention_bias")
+    bias = None if mask is None else new(query, (query.shape[0], *mask.shape[1:]), op="attention_bias")
     q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
     batch, length, heads, dim = q.shape
-    out = new(q, (batch, length, heads, v.shape[3]), op="efficient_attention")
-    lse = new(q, (batch, heads, -(-length // LSE_ALIGNMENT) * LSE_ALIGNMENT), FP32, "logsumexp")
-    seed, offset = (new(q, (), INT64, "philox") for _ in range(2))
-    q.tape.count_flops(batch * heads * length * k.shape[1] * (dim + v.shape[3]))
+    flops = batch * heads * length * k.shape[1] * (dim + v.shape[3])
+    output = partial(q.tape.output, family="attention")
+    out = output((batch, length, heads, v.shape[3]), q.dtype, "efficient_attention", flops=flops)
+    lse = output((batch, heads, -(-length // LSE_ALIGNMENT) * LSE_ALIGNMENT), FP32, "logsumexp", flops=0)
+    seed, offset = (output((), INT64, "philox", flops=0) for _ in range(2))
     saves = [
         (q, "the queries, to compute attention again"),
         (k, "the keys, to compute attention again"),
@@ -152,4 +231,4 @@ def efficient_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
     return out, None
 
 
-__all__ = ["eager_attention", "efficient_attention", "flash_attention", "repeat_kv"]
+__all__ = ["eager_attention", "efficient_attention", "flash_attention", "padded_flash_attention", "repeat_kv", "softmax", "softmax_fp32"]

@@ -39,6 +39,16 @@ def reduce_scatter(x: Tensor, dim: int, degree: int) -> Tensor:
     return out
 
 
+def all_to_all(x: Tensor, rows: int) -> Tensor:
+    """Rows [n, …] to the ranks that own them, `rows` of theirs in return; backward sends them back
+    (Megatron-Core, tensor_parallel/mappings.py, _AllToAll)."""
+    out = new(x, (rows, *x.shape[1:]), op="all_to_all")
+    node = custom("AllToAll", _to_input_shape, (x,), (), [out])
+    if node is not None:
+        node.extra = x.shape
+    return out
+
+
 def _in_place(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return [raw_contiguous(grads[0])]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
 from ..units import FP32
+from .casts import lower
 from .elementwise import like, silu
 from .function import custom, new, raw_contiguous
 from .views import attach, narrow, unsqueeze
@@ -31,12 +32,14 @@ def causal_conv1d(x: Tensor, weight: Tensor) -> Tensor:
 
 def _conv_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     x, weight = node.unpack(0), node.unpack(1)
-    return [new(x, x.shape, op="convolution_backward"), new(weight, weight.shape, op="convolution_backward")]
+    shapes = (x.shape, weight.shape, weight.shape[:1])[: len(node.edges)]
+    return [new(x, shape, op="convolution_backward") for shape in shapes]
 
 
-def conv1d(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+def conv1d(x: Tensor, weight: Tensor, padding: int, bias: Tensor | None = None) -> Tensor:
     """Depthwise `F.conv1d` of [B, C, T] by [C, 1, k]: saves input and weight; T grows by 2·padding - k + 1."""
-    node = x.tape.node("ConvolutionBackward0", _conv_backward, (x, weight))
+    x, weight, bias = lower(x), lower(weight), None if bias is None else lower(bias)
+    node = x.tape.node("ConvolutionBackward0", _conv_backward, (x, weight) if bias is None else (x, weight, bias))
     x.tape.save(node, x, "the input of a convolution, for the weight's gradient")
     x.tape.save(node, weight, "the weight of a convolution")
     length = x.shape[2] + 2 * padding - weight.shape[2] + 1
@@ -44,9 +47,9 @@ def conv1d(x: Tensor, weight: Tensor, padding: int) -> Tensor:
     return attach(new(x, (*x.shape[:2], length), op="convolution"), node)
 
 
-def causal_conv1d_torch(x: Tensor, weight: Tensor) -> Tensor:
+def causal_conv1d_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Transformers' fallback for causal_conv1d_fn: pad by k - 1 on both sides, cut to T, SiLU."""
-    out = narrow(conv1d(x, unsqueeze(weight, 1), weight.shape[1] - 1), 2, 0, x.shape[2])
+    out = narrow(conv1d(x, unsqueeze(weight, 1), weight.shape[1] - 1, bias), 2, 0, x.shape[2])
     return silu(out)
 
 
@@ -99,8 +102,9 @@ def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> 
     u = new(k, (batch, length, value_heads, value_dim), op="u")
     h = new(k, (batch, -(-length // CHUNK), value_heads, dim, value_dim), op="h")
     v_new = new(u, u.shape, op="v_new")
-    out = new(v, (batch, length, value_heads, value_dim), op="chunk_gated_delta_rule")
-    q.tape.count_flops(delta_rule_flops(batch, length, value_heads, dim, value_dim))
+    flops = delta_rule_flops(batch, length, value_heads, dim, value_dim)
+    shape = (batch, length, value_heads, value_dim)
+    out = q.tape.output(shape, v.dtype, "chunk_gated_delta_rule", family="attention", flops=flops)
     saves = [
         (q_norm, "the normalised queries"),
         (q_rstd, "the norms of the queries"),

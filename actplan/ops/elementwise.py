@@ -6,10 +6,11 @@ torch/csrc/autograd/FunctionsManual.cpp of PyTorch 2.13. A formula's temporaries
 
 from __future__ import annotations
 
-from ..autograd.engine import cast as raw_cast
 from ..autograd.node import Node
 from ..autograd.tensor import Shape, Tensor, preserved_strides
 from ..units import DType
+from .casts import raw_cast, widen, widened
+from .casts import to as to  # noqa: PLC0414  (every layer has it from here)
 from .views import attach
 
 FACTOR = "a factor of a product, for the other factor's gradient"
@@ -70,6 +71,12 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     return attach(raw_binary(a, b, "add"), node)
 
 
+def add_in_place(a: Tensor, b: Tensor) -> Tensor:
+    """`a += b`, in a's own storage."""
+    node = a.tape.node("AddBackward0", _add_backward, (a, b))
+    return attach(a.alias(), node)
+
+
 def _sub_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     return [grads[0], like(grads[0], "neg") if node.needs(1) else None]
 
@@ -101,6 +108,17 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
     return attach(raw_binary(a, b, "mul"), node)
 
 
+def _div_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor, None]:
+    return raw_binary(grads[0], node.unpack(0), "div"), None
+
+
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """`a / b` by a `b` that gets no gradient: saves b."""
+    node = a.tape.node("DivBackward0", _div_backward, (a, b))
+    a.tape.save(node, b, "the divisor of a quotient")
+    return attach(raw_binary(a, b, "div"), node)
+
+
 # --- one operand and a number ---------------------------------------------------------------------------------
 
 
@@ -120,6 +138,12 @@ def mul_scalar(x: Tensor) -> Tensor:
     return attach(like(x, "mul"), node)
 
 
+def scale_in_place(x: Tensor) -> Tensor:
+    """`x /= number`: in x's own storage; its gradient is new."""
+    node = x.tape.node("DivBackward0", _scaled_gradient, (x,))
+    return attach(x.alias(), node)
+
+
 def neg(x: Tensor) -> Tensor:
     """`-x`."""
     node = x.tape.node("NegBackward0", _scaled_gradient, (x,))
@@ -127,16 +151,21 @@ def neg(x: Tensor) -> Tensor:
 
 
 def _pow_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    power = like(node.unpack(0), "pow")
+    base = node.unpack(0)
+    power = like(base, "pow")
     scaled = like(power, "mul")
     return (raw_binary(grads[0], scaled, "mul"),)
 
 
-def square(x: Tensor) -> Tensor:
-    """`x.pow(2)`: saves x; backward is grad * (2 * x.pow(1))."""
+def power(x: Tensor) -> Tensor:
+    """`x.pow(n)`: saves x; backward is grad * (n * x.pow(n - 1))."""
+    x = widen(x)
     node = x.tape.node("PowBackward0", _pow_backward, (x,))
     x.tape.save(node, x, "the base of a power")
     return attach(like(x, "pow"), node)
+
+
+square = power
 
 
 # --- one operand ----------------------------------------------------------------------------------------------
@@ -156,6 +185,7 @@ def silu(x: Tensor) -> Tensor:
 
 def softplus(x: Tensor) -> Tensor:
     """`F.softplus(x)`: saves its input."""
+    x = widen(x)
     node = x.tape.node("SoftplusBackward0", _from_saved, (x,))
     x.tape.save(node, x, "the input of softplus")
     return attach(like(x, "softplus"), node)
@@ -169,8 +199,17 @@ def sigmoid(x: Tensor) -> Tensor:
     return attach(out, node)
 
 
+def tanh(x: Tensor) -> Tensor:
+    """`torch.tanh(x)`: saves its result."""
+    node = x.tape.node("TanhBackward0", _from_saved, (x,))
+    out = like(x, "tanh")
+    x.tape.save(node, out, "the result of a tanh")
+    return attach(out, node)
+
+
 def exp(x: Tensor) -> Tensor:
     """`x.exp()`: saves its result."""
+    x = widen(x)
     node = x.tape.node("ExpBackward0", _from_saved, (x,))
     out = like(x, "exp")
     x.tape.save(node, out, "the result of an exponential")
@@ -178,13 +217,15 @@ def exp(x: Tensor) -> Tensor:
 
 
 def _rsqrt_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    result = node.unpack(0)
     scaled = like(grads[0], "mul")
-    cubed = like(node.unpack(0), "pow")
+    cubed = like(result, "pow")
     return (raw_binary(scaled, cubed, "mul"),)
 
 
 def rsqrt(x: Tensor) -> Tensor:
     """`torch.rsqrt(x)`: saves its result."""
+    x = widen(x)
     node = x.tape.node("RsqrtBackward0", _rsqrt_backward, (x,))
     out = like(x, "rsqrt")
     x.tape.save(node, out, "one over the root of the variance")
@@ -192,27 +233,30 @@ def rsqrt(x: Tensor) -> Tensor:
 
 
 def _cumsum_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    flipped = like(grads[0], "flip")
-    summed = like(flipped, "cumsum")
+    gradient = grads[0] if grads[0].dtype is node.extra else raw_cast(grads[0], node.extra)
+    flipped = like(gradient, "flip")
+    summed = flipped.tape.empty(flipped.shape, flipped.dtype, "cumsum")
     return (like(summed, "flip"),)
 
 
 def cumsum(x: Tensor) -> Tensor:
-    """`x.cumsum(dim)`."""
+    """`x.cumsum(dim)`: contiguous, whatever x is."""
     node = x.tape.node("CumsumBackward0", _cumsum_backward, (x,))
-    return attach(like(x, "cumsum"), node)
+    if node is not None:
+        node.extra = x.dtype
+    return attach(x.tape.empty(x.shape, widened(x), "cumsum"), node)
 
 
 def _masked_fill_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    mask = node.unpack(0)
-    return (raw_binary(grads[0], mask, "masked_fill"),)
+    node.unpack(0)
+    return (grads[0].tape.empty(grads[0].shape, grads[0].dtype, "masked_fill"),)
 
 
 def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     """`x.masked_fill(mask, number)`: saves the mask."""
     node = x.tape.node("MaskedFillBackward0", _masked_fill_backward, (x,))
     x.tape.save(node, mask, "the mask of a fill")
-    return attach(like(x, "masked_fill"), node)
+    return attach(x.tape.empty(x.shape, x.dtype, "masked_fill"), node)
 
 
 # --- reductions and casts -------------------------------------------------------------------------------------
@@ -240,19 +284,19 @@ def sum_last(x: Tensor) -> Tensor:
     node = x.tape.node("SumBackward1", _sum_backward, (x,))
     if node is not None:
         node.extra = x.shape
-    return attach(x.tape.empty((*x.shape[:-1], 1), x.dtype, "sum"), node)
+    return attach(x.tape.empty((*x.shape[:-1], 1), widened(x), "sum"), node)
 
 
-def _to_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    return (raw_cast(grads[0], node.extra),)
+def _sum_dim_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    g, (shape, dim) = grads[0], node.extra
+    return (Tensor(g.tape, shape, (*g.strides[:dim], 0, *g.strides[dim:]), g.dtype, g.storage),)
 
 
-def to(x: Tensor, dtype: DType, *, contiguous: bool = False) -> Tensor:
-    """`x.to(dtype)`: `x` itself where the type is the same, else a copy (in x's order in memory)."""
-    if x.dtype is dtype:
-        return x
-    node = x.tape.node("ToCopyBackward0", _to_backward, (x,))
+def sum_dim(x: Tensor, dim: int) -> Tensor:
+    """`x.sum(dim)`: backward is an expanded view."""
+    dim = dim % len(x.shape)
+    node = x.tape.node("SumBackward1", _sum_dim_backward, (x,))
     if node is not None:
-        node.extra = x.dtype
-    out = x.tape.empty(x.shape, dtype, "_to_copy") if contiguous else like(x, "_to_copy", dtype)
-    return attach(out, node)
+        node.extra = (x.shape, dim)
+    return attach(x.tape.empty((*x.shape[:dim], *x.shape[dim + 1 :]), widened(x), "sum"), node)
+

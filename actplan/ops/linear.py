@@ -9,6 +9,7 @@ from math import prod
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
+from .casts import lower
 from .elementwise import add
 from .views import attach, expand, raw_transpose, reshape, transpose, view
 
@@ -55,13 +56,15 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         node.extra = offset
     _save_operands(node, a, b, offset)
     (m, k), n = a.shape, b.shape[1]
-    a.tape.count_flops(2 * m * n * k)
-    return attach(a.tape.empty((m, n), a.dtype, "addmm" if offset else "mm"), node)
+    op = "addmm" if offset else "mm"
+    return attach(a.tape.output((m, n), a.dtype, op, family="matmul", flops=2 * m * n * k), node)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` of an input [..., k] and a weight [n, k]: folded to one matrix product."""
+    x, weight = lower(x), lower(weight)
     if bias is not None:
+        bias = lower(bias)
         folded = reshape(x, -1, x.shape[-1])
         out = mm(folded, transpose(weight, 0, 1), bias)
     else:
@@ -88,6 +91,7 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """`torch.bmm` of [s, n, k] and [s, k, m]."""
+    a, b = lower(a), lower(b)
     node = a.tape.node("BmmBackward0", _bmm_backward, (a, b))
     if node is not None:
         for wants, operand in ((0, b), (1, a)):
@@ -96,15 +100,15 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
             else:
                 node.saved.append(None)
     (batch, n, k), m = a.shape, b.shape[2]
-    a.tape.count_flops(2 * batch * n * m * k)
-    return attach(a.tape.empty((batch, n, m), a.dtype, "bmm"), node)
+    return attach(a.tape.output((batch, n, m), a.dtype, "bmm", family="matmul", flops=2 * batch * n * m * k), node)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """`torch.matmul` of two batches of matrices with equal leading sizes: expand, reshape (which copies where
+    """`torch.matmul` of two batches of matrices: expand to the larger leading sizes, reshape (which copies where
     strides cannot be merged), bmm."""
-    lead = a.shape[:-2]
+    a, b = lower(a), lower(b)
+    lead = tuple(max(sizes) for sizes in zip(a.shape[:-2], b.shape[:-2]))
     count = prod(lead)
-    a = reshape(expand(a, *a.shape), count, *a.shape[-2:])
-    b = reshape(expand(b, *b.shape), count, *b.shape[-2:])
+    a = reshape(expand(a, *lead, *a.shape[-2:]), count, *a.shape[-2:])
+    b = reshape(expand(b, *lead, *b.shape[-2:]), count, *b.shape[-2:])
     return view(bmm(a, b), *lead, a.shape[1], b.shape[2])

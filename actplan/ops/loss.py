@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
 from ..units import FP32
+from .casts import widen
 from .function import custom, new
 from .views import attach
 
@@ -16,6 +17,7 @@ def _log_softmax_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
 
 def log_softmax(x: Tensor) -> Tensor:
     """`F.log_softmax` along the last dimension: saves its result."""
+    x = widen(x)
     node = x.tape.node("LogSoftmaxBackward0", _log_softmax_backward, (x,))
     out = new(x, x.shape, op="_log_softmax")
     x.tape.save(node, out, "the log-probabilities over the vocabulary")
@@ -29,6 +31,7 @@ def _nll_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
 
 def nll_loss(x: Tensor, target: Tensor) -> Tensor:
     """`F.nll_loss`, mean: saves the log-probabilities, the labels and the number of them."""
+    x = widen(x)
     node = x.tape.node("NllLossBackward0", _nll_backward, (x,))
     x.tape.save(node, x, "the log-probabilities over the vocabulary")
     x.tape.save(node, target, "the labels")

@@ -19,6 +19,15 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return mul(weight, to(x, dtype))
 
 
+def rms_norm_fp32(x: Tensor, weight: Tensor) -> Tensor:
+    """OLMo 2's: the weight applied in fp32 (transformers/models/olmo2/modeling_olmo2.py)."""
+    dtype = x.dtype
+    x = to(x, FP32)
+    variance = mean_last(square(x))
+    x = mul(x, rsqrt(add_scalar(variance)))
+    return to(mul(weight, x), dtype)
+
+
 def _normalised(x: Tensor) -> Tensor:
     return mul(x, rsqrt(add_scalar(mean_last(square(x)))))
 
@@ -78,4 +87,4 @@ def fla_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-__all__ = ["fla_gated_rms_norm", "liger_rms_norm", "rms_norm", "rms_norm_zero_centered"]
+__all__ = ["fla_gated_rms_norm", "liger_rms_norm", "rms_norm", "rms_norm_fp32", "rms_norm_zero_centered"]

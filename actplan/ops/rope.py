@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from .elementwise import add, mul, neg
+from ..units import FP32
+from .elementwise import add, mul, neg, to
 from .function import custom, new
-from .views import cat, narrow, raw_transpose, unsqueeze
+from .views import cat, narrow, raw_transpose, repeat_interleave, reshape, slice_step, stack_last, unsqueeze
 
 Tables = tuple[Tensor, Tensor]
 """cos and sin, [1 or B, T, rotary_dim]."""
@@ -20,6 +23,13 @@ def rotate_half(x: Tensor) -> Tensor:
     return cat((neg(x2), x1), -1)
 
 
+def rotate_pairs(x: Tensor) -> Tensor:
+    """(-x1, x0, -x3, x2, …) of neighbours in the last dimension."""
+    x1 = slice_step(x, -1, 0, 2)
+    x2 = slice_step(x, -1, 1, 2)
+    return reshape(stack_last(neg(x2), x1), *x.shape)
+
+
 def rotate(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """Llama's apply_rotary_pos_emb over whole heads [B, H, T, D]."""
     cos, sin = unsqueeze(tables[0], 1), unsqueeze(tables[1], 1)
@@ -28,14 +38,56 @@ def rotate(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     return q_embed, k_embed
 
 
-def rotate_part(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-    """The first rotary_dim of each head; the rest passes by and is joined again (Phi-3, Qwen3.5, GPT-NeoX)."""
+def rotate_and_cast(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """OLMo 2's: by tables in fp32, the result in the type of what is turned (models/olmo2/modeling_olmo2.py)."""
+    q_embed, k_embed = rotate(q, k, tables)
+    return to(q_embed, q.dtype), to(k_embed, k.dtype)
+
+
+def rotate_pairs_fp32(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """Cohere's: neighbours turn, in fp32 (transformers/models/cohere2/modeling_cohere2.py)."""
+    dtype = q.dtype
+    q, k = to(q, FP32), to(k, FP32)
+    cos, sin = unsqueeze(tables[0], 1), unsqueeze(tables[1], 1)
+    q_embed = add(mul(q, cos), mul(rotate_pairs(q), sin))
+    k_embed = add(mul(k, cos), mul(rotate_pairs(k), sin))
+    return to(q_embed, dtype), to(k_embed, dtype)
+
+
+def rotate_part_held(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, ...]:
+    """The same as `rotate_part`, with the parts that are locals of the attention there (Phi, StableLM)."""
     cos, sin = unsqueeze(tables[0], 1), unsqueeze(tables[1], 1)
     dim = cos.shape[-1]
     q_rot, q_pass = narrow(q, -1, 0, dim), narrow(q, -1, dim, q.shape[-1] - dim)
     k_rot, k_pass = narrow(k, -1, 0, dim), narrow(k, -1, dim, k.shape[-1] - dim)
-    q_embed = add(mul(q_rot, cos), mul(rotate_half(q_rot), sin))
-    k_embed = add(mul(k_rot, cos), mul(rotate_half(k_rot), sin))
+    q_rot, k_rot = rotate(q_rot, k_rot, tables)
+    q_embed = cat((q_rot, q_pass), -1)
+    k_embed = cat((k_rot, k_pass), -1)
+    return q_embed, k_embed, q_rot, k_rot, q_pass, k_pass
+
+
+def rotate_part(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """The first rotary_dim of each head; the rest passes by and is joined again (Phi-3, Qwen3.5, GPT-NeoX)."""
+    return _rotate_first(q, k, unsqueeze(tables[0], 1), unsqueeze(tables[1], 1), rotate_half)
+
+
+def rotate_pairs_part(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """GLM's: neighbours turn, and each layer repeats the tables' first halves
+    (transformers/models/glm4/modeling_glm4.py)."""
+    cos, sin = (unsqueeze(table, 1) for table in tables)
+    cos = repeat_interleave(narrow(cos, -1, 0, cos.shape[-1] // 2), 2, -1)
+    sin = repeat_interleave(narrow(sin, -1, 0, sin.shape[-1] // 2), 2, -1)
+    return _rotate_first(q, k, cos, sin, rotate_pairs)
+
+
+def _rotate_first(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    dim = cos.shape[-1]
+    q_rot, q_pass = narrow(q, -1, 0, dim), narrow(q, -1, dim, q.shape[-1] - dim)
+    k_rot, k_pass = narrow(k, -1, 0, dim), narrow(k, -1, dim, k.shape[-1] - dim)
+    q_embed = add(mul(q_rot, cos), mul(turn(q_rot), sin))
+    k_embed = add(mul(k_rot, cos), mul(turn(k_rot), sin))
     q_embed = cat((q_embed, q_pass), -1)
     k_embed = cat((k_embed, k_pass), -1)
     return q_embed, k_embed

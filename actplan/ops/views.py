@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 
 from ..autograd.node import Node, Rule
-from ..autograd.tensor import Shape, Tensor, contiguous_strides, view_strides
+from ..autograd.tensor import Shape, Tensor, contiguous_strides, preserved_strides, view_strides
 
 
 def _alias(x: Tensor, shape: Shape, strides: Shape, op: str, rule: Rule) -> Tensor:
@@ -80,6 +80,19 @@ def transpose(x: Tensor, a: int, b: int) -> Tensor:
     return _alias(x, shape, strides, "TransposeBackward0", rule)
 
 
+def permute(x: Tensor, *dims: int) -> Tensor:
+    """`x.permute(dims)`."""
+    inverse = tuple(dims.index(i) for i in range(len(dims)))
+
+    def rule(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+        g = grads[0]
+        shape, strides = (tuple(of[i] for i in inverse) for of in (g.shape, g.strides))
+        return (Tensor(g.tape, shape, strides, g.dtype, g.storage),)
+
+    shape, strides = (tuple(of[i] for i in dims) for of in (x.shape, x.strides))
+    return _alias(x, shape, strides, "PermuteBackward0", rule)
+
+
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
     """`x.unsqueeze(dim)`."""
     dim = dim % (len(x.shape) + 1)
@@ -134,6 +147,27 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return _alias(x, shape, x.strides, "SliceBackward0", _zeros_like_input)
 
 
+def slice_step(x: Tensor, dim: int, start: int, step: int) -> Tensor:
+    """`x[..., start::step, ...]`."""
+    dim = dim % len(x.shape)
+    length = -(-(x.shape[dim] - start) // step)
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+    strides = (*x.strides[:dim], step * x.strides[dim], *x.strides[dim + 1 :])
+    return _alias(x, shape, strides, "SliceBackward0", _zeros_like_input)
+
+
+def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    g = grads[0]
+    return [Tensor(g.tape, g.shape[:-1], g.strides[:-1], g.dtype, g.storage) for _ in node.edges]
+
+
+def stack_last(*tensors: Tensor) -> Tensor:
+    """`torch.stack(tensors, dim=-1)`: a contiguous copy; backward hands out views."""
+    first = tensors[0]
+    node = first.tape.node("StackBackward0", _stack_backward, tensors)
+    return attach(first.tape.empty((*first.shape, len(tensors)), first.dtype, "stack"), node)
+
+
 def select(x: Tensor, dim: int, index: int) -> Tensor:
     """`x[..., index, ...]`."""
     dim = dim % len(x.shape)
@@ -181,36 +215,61 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
-    """`torch.cat`: a contiguous copy; backward hands out views."""
+    """`torch.cat`: a contiguous copy of the widest type; backward hands out views."""
     first = tensors[0]
     dim = dim % len(first.shape)
     node = first.tape.node("CatBackward0", _cat_backward, tensors)
     if node is not None:
         node.extra = (dim, [t.shape[dim] for t in tensors])
     size = sum(t.shape[dim] for t in tensors)
-    out = first.tape.empty((*first.shape[:dim], size, *first.shape[dim + 1 :]), first.dtype, "cat")
+    dtype = max((t.dtype for t in tensors), key=lambda d: (d.is_floating_point, d.itemsize))
+    out = first.tape.empty((*first.shape[:dim], size, *first.shape[dim + 1 :]), dtype, "cat")
     return attach(out, node)
+
+
+def _assign_slice_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    g = grads[0]
+    whole = g.tape.empty(node.extra[0], g.dtype, "new_empty_strided")
+    part = g.tape.empty(node.extra[1], g.dtype, "clone")
+    if node.needs(0):
+        zeros = g.tape.empty(part.shape, g.dtype, "zeros_like")
+        del zeros
+    return [whole if node.needs(0) else None, part]
+
+
+def assign_slice(base: Tensor, value: Tensor) -> Tensor:
+    """`base[..., a:b].copy_(value)`: in place; backward copies the whole gradient, then the slice's out of it
+    (torch/csrc/autograd/functions/tensor.cpp, CopySlices and CopyBackwards)."""
+    node = base.tape.node("CopySlices", _assign_slice_backward, (base, value))
+    if node is not None:
+        node.extra = (base.shape, value.shape)
+    return attach(base.alias(), node)
 
 
 def repeat_interleave(x: Tensor, repeats: int, dim: int) -> Tensor:
     """`x.repeat_interleave(repeats, dim)` (ATen/native/Repeat.cpp): expand, copy, flatten."""
+    dim = dim % len(x.shape)
     wide = unsqueeze(x, dim + 1)
     wide = clone(expand(wide, *wide.shape[: dim + 1], repeats, *wide.shape[dim + 2 :]))
     return view(wide, *x.shape[:dim], x.shape[dim] * repeats, *x.shape[dim + 1 :])
 
 
 def _pad_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    return (grads[0].tape.empty(node.extra, grads[0].dtype, "clone"),)
+    g = grads[0]
+    return (g.tape.empty(node.extra, g.dtype, "clone", preserved_strides(node.extra, ((g.shape, g.strides),))),)
 
 
 def pad(x: Tensor, dim: int, amount: int) -> Tensor:
-    """`F.pad` at the end of one dimension: a copy, also when there is nothing to add."""
+    """`F.pad` at one end of one dimension: a copy, also when there is nothing to add. It keeps the order in memory
+    when there is nothing to add, and where that order is channels-last (ATen/native/PadNd.cpp, constant_pad_nd)."""
     node = x.tape.node("ConstantPadNdBackward0", _pad_backward, (x,))
     if node is not None:
         node.extra = x.shape
     dim = dim % len(x.shape)
-    out = x.tape.empty((*x.shape[:dim], x.shape[dim] + amount, *x.shape[dim + 1 :]), x.dtype, "constant_pad_nd")
-    return attach(out, node)
+    shape = (*x.shape[:dim], x.shape[dim] + amount, *x.shape[dim + 1 :])
+    keeps = not amount or (len(shape) == 4 and x.strides[1] == 1)
+    strides = preserved_strides(shape, ((x.shape, x.strides),)) if keeps else None
+    return attach(x.tape.empty(shape, x.dtype, "constant_pad_nd", strides), node)
 
 
 def attach(out: Tensor, node: Node | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..chain import Chain, Checkpointed, Option, Stage, Stored, Unit
+from .tables import unstored_transient
 
 
 def merge(chain: Chain, may: Sequence[bool], size: int) -> tuple[Chain, list[tuple[int, int]]]:
@@ -19,7 +20,7 @@ def merge(chain: Chain, may: Sequence[bool], size: int) -> tuple[Chain, list[tup
         else:
             groups.append((i, i))
     stages = tuple(merged_stage(chain, first, last) for first, last in groups)
-    return Chain(stages, chain.x_out, chain.name, chain.cost_scale), groups
+    return Chain(stages, chain.x_out, chain.name, chain.cost_scale, chain.copy), groups
 
 
 def merged_stage(chain: Chain, first: int, last: int) -> Stage:
@@ -32,15 +33,16 @@ def merged_stage(chain: Chain, first: int, last: int) -> Stage:
         return part[0]
     kept = part[0].s + sum(stage.kept for stage in part[1:])
     after, gradients = chain.boundary(last + 1), sum(stage.g for stage in part)
-    forward = backward = 0
+    forward = backward = again = lone = 0
     size, resident = 0, gradients
     for offset, stage in enumerate(part):
         size += stage.s if offset == 0 else stage.kept
         beyond = chain.boundary(first + offset + 1)
         live = stage.x - (stage.kept - stage.s) if offset else 0
-        alone = (stage.x if offset else 0) + beyond + stage.tf - after
-        forward = max(forward, size + live + beyond + stage.tf - kept - after, alone)
-        backward = max(backward, size + beyond + stage.tb + resident - kept - after - gradients)
+        lone = max(lone, (stage.x if offset else 0) + beyond + unstored_transient(stage) - after)
+        forward = max(forward, size + live + beyond + stage.tf - kept - after)
+        beside = size + beyond + resident - kept - after - gradients
+        backward, again = max(backward, beside + stage.tb), max(again, beside + stage.tb_replayed)
         resident -= stage.g
     return Stage(
         name=f"{part[0].name}…{part[-1].name}",
@@ -52,6 +54,9 @@ def merged_stage(chain: Chain, first: int, last: int) -> Stage:
         g=gradients,
         r=sum(stage.r for stage in part),
         skip=part[-1].skip,
+        ahead=max(stage.ahead for stage in part),
+        td=lone,
+        tb_again=again,
         keeps_input=part[0].keeps_input,
         checkpointable=part[0].checkpointable,
     )

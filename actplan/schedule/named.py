@@ -28,7 +28,7 @@ def every_k(chain: Chain, k: int) -> Schedule:
     IndexError where k does not divide the layers). A segment never reaches over a stage that is no layer.
     """
     layers = chain.layers()
-    groups = [layers[i : i + _positive(k)] for i in range(0, len(layers), k)]
+    groups = [layers[i : i + k] for i in range(0, len(layers), _positive(k))]
     return segmented(chain, (run for group in groups for run in _runs(group)))
 
 

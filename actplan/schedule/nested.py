@@ -23,7 +23,7 @@ from operator import add
 
 from ..chain import Chain, Checkpointed, Option, Schedule, Stage, Stored, Unit, joined
 from .merging import merge, spread
-from .tables import Tables, Way, tabulate
+from .tables import Tables, Way, tabulate, unstored
 
 NEVER = 1 << 200
 """More than any cost."""
@@ -96,7 +96,9 @@ def _small_enough(
 
 def _unit(chain: Chain, tables: Tables) -> int:
     """The greatest common divisor of every size."""
-    sizes = [v for s in chain.stages for v in (s.x, s.s, s.tf, s.tf_last or 0, s.tb, s.g)] + [chain.x_out]
+    sizes = [v for s in chain.stages for v in (s.x, s.s, s.tf, s.tb, s.tb_replayed, s.g)]
+    sizes += [chain.x_out, chain.copy]
+    sizes += [v for s in chain.stages for v in (s.tf_last or 0, s.td or 0, s.ahead)]
     sizes += [v for ways in tables.ways for way in ways for v in (way.kept, way.need)]
     return gcd(*sizes) or 1
 
@@ -124,8 +126,8 @@ def _content(chain: Chain, may: list[bool]) -> list[list[int]]:
 
 def _sizes(stage: Stage) -> tuple[object, ...]:
     return (
-        *(stage.x, stage.s, stage.tf, stage.tf_last, stage.tb, stage.g),
-        *(stage.r, stage.skip, stage.keeps_input),
+        *(stage.x, stage.s, stage.tf, stage.tf_last, stage.td, stage.ahead, stage.tb, stage.tb_again),
+        *(stage.g, stage.r, stage.skip, stage.keeps_input),
     )
 
 
@@ -165,7 +167,7 @@ def _stored_inside(out: Nested, first: int, last: int, held: bool) -> tuple[int,
     kept = stage.s + stage.x if held else stage.kept
     beside = out.chain.replay_end(first) if first == last else after + stage.tf
     forward = stage.s + stage.x + beside + out.tables.x[last + 1]
-    backward = kept + after + stage.tb + _between(out, first, last)
+    backward = kept + after + stage.tb_replayed + _between(out, first, last)
     return -(-kept // out.slot), -(-max(forward, backward) // out.slot)
 
 
@@ -185,20 +187,14 @@ def _joined(out: Nested, first: int, q: int, rest: Row, *, extra: int, gradients
     """Row of a checkpoint first…q and what comes after it; `extra` is live beside the forward."""
     slot, tables = out.slot, out.tables
     inner = out.rows[out.keys[first][q - first], True]
-    own, x = -(-gradients // slot), -(-tables.x[first] // slot)
-    start = max(-(-(unstored_forward(tables, out.chain, first, q) + extra) // slot), own, x)
+    own, x = -(-(gradients + tables.copy) // slot), -(-tables.segment[first] // slot)
+    forward = tables.copy + tables.x[first] + unstored(tables, first, q) + extra
+    start = max(-(-forward // slot), own, x)
     if start > out.slots:
         return [NEVER] * (out.slots + 1)
     cost = tables.replay[q + 1] - tables.replay[first] - tables.skip[q]
     both = map(add, inner[start - own :], rest[start - x :])
     return [NEVER] * start + [value + cost for value in both]
-
-
-def unstored_forward(tables: Tables, chain: Chain, first: int, last: int) -> int:
-    """Bytes that the first forward of a checkpoint needs, its input included."""
-    x, stages = tables.x, chain.stages
-    inner = [x[m] + x[m + 1] + stages[m].tf for m in range(first + 1, last + 1)]
-    return x[first] + max(x[first + 1] + stages[first].tf, *inner, 0)
 
 
 def _shifted(row: Row, kept: int, need: int) -> Row:
@@ -243,8 +239,9 @@ def _top_units(out: Nested, room: int) -> list[Unit]:
         else:
             q = next(q for q in range(at, n) if _outer(out, at, q)[room] == cost)
             gradients = out.tables.gradients[q + 1]
-            units.append(_checkpoint(out, at, q, room - -(-gradients // out.slot)))
-            room -= -(-out.tables.x[at] // out.slot)
+            own = -(-(gradients + out.tables.copy) // out.slot)
+            units.append(_checkpoint(out, at, q, room - own))
+            room -= -(-out.tables.segment[at] // out.slot)
         at = units[-1].last + 1
     return units
 
@@ -262,9 +259,9 @@ def _checkpoint(out: Nested, first: int, last: int, room: int) -> Checkpointed:
             room -= kept
         else:
             q = next(q for q in range(at, last) if _checkpointed(out, at, q, last)[room] == cost)
-            own = -(-_between(out, q + 1, last) // out.slot)
+            own = -(-(_between(out, q + 1, last) + out.tables.copy) // out.slot)
             inner.append(_checkpoint(out, at, q, room - own))
-            room -= -(-out.tables.x[at] // out.slot)
+            room -= -(-out.tables.segment[at] // out.slot)
         at, held = inner[-1].last + 1, False
     units = joined(iter(inner))
     return Checkpointed(first, last, () if units == (Stored(first, last),) else units)

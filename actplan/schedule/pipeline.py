@@ -71,7 +71,7 @@ def _stage(tables: Tables, i: int, tail: list[Label]) -> Iterable[Label]:
 
 
 def _segment(tables: Tables, first: int, last: int, tail: list[Label]) -> Iterable[Label]:
-    own, x = working_set(tables, first, last), tables.x[first]
+    own, x = working_set(tables, first, last), tables.segment[first]
     cost = tables.replay[last + 1] - tables.replay[first] - tables.skip[last]
     unit = Checkpointed(first, last)
     for rest in tail:

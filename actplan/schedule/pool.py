@@ -13,23 +13,34 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
-from .tables import Tables, alone
+from .tables import Tables
 
 
 @dataclass(slots=True)
 class Pool:
-    """Segments that have an end and no beginning yet, by ascending cost."""
+    """Segments that have an end and no beginning yet, by ascending cost.
+
+    reach: by end, the replay's part of T from the chain's start on. inner: the first forward's part, of the
+    stages after the first. drop, lift: by stage, how much any T may still fall as segments grow, and the
+    largest boundary that one may begin with; both are 0 where checkpoints keep their boundary itself.
+    """
 
     tables: Tables
     shift: int
     guard: bool
+    allowed: list[bool]
+    single: bool
     labels: list[int] = field(default_factory=list)
     reach: list[int] = field(default_factory=list)
+    inner: list[int] = field(default_factory=list)
+    drop: list[int] = field(default_factory=list)
+    lift: list[int] = field(default_factory=list)
     bits: int = 0
 
     def __post_init__(self) -> None:
-        self.reach = [0] * len(self.tables)
+        self.reach, self.inner = [0] * len(self.tables), [0] * len(self.tables)
         self.bits = max(len(self.tables), 1).bit_length()
+        self.drop, self.lift = _still_to_come(self.tables, self.allowed, self.single)
 
     def open(self, last: int, tail: list[int]) -> None:
         """Adds the segments that end at `last`, one for each suffix; costs count from the chain's start."""
@@ -44,56 +55,72 @@ class Pool:
         mask = (1 << self.bits) - 1
         ends = sorted(set(map(mask.__and__, self.labels)))
         need = self._grow(first, ends)
-        tables, extra = self.tables, self.tables.outside
-        future = tables.forward_before[first + 1 if tables.unkept[first] else first]
-        most = max(extra[end] for end in ends)
-        spare = {end: max(extra[end], self.reach[end] - future) for end in ends}
-        even = all(self._longer(end) <= self.reach[end] - self._floor(first) for end in ends)
-        if not self.guard or (even and most <= min(spare.values())):
+        limits = self._limits(first, ends)
+        if limits is None:
             front, self.labels = _sweep(self.labels, need, self.shift, self.bits)
         else:
-            front, self.labels = _sweep_guarded(
-                self.labels,
-                need,
-                self.shift,
-                self.bits,
-                _Limits(extra, spare, self.reach, first, self._longer(first)),
-            )
-        base = (tables.replay[first] << self.shift) - tables.x[first]
+            front, self.labels = _sweep_guarded(self.labels, need, self.shift, self.bits, limits)
+        base = (self.tables.replay[first] << self.shift) - self.tables.segment[first]
         return [label - base for label in front]
 
     def _floor(self, first: int) -> int:
-        return self.tables.prefix[first] + self.tables.held[first]
-
-    def _longer(self, end: int) -> int:
-        """`_alone` of a segment up to `end` that has more stages."""
-        own = self.tables.alone[end]
-        return own and own + self.tables.x[end]
+        """What a segment's `reach` is above its T."""
+        tables = self.tables
+        own = tables.segment[first] - tables.copy
+        return tables.prefix[first] - tables.unkept[first] + own
 
     def _grow(self, first: int, ends: list[int]) -> list[int]:
         """Takes stage `first` into every open segment; T by segment end."""
-        tables, reach = self.tables, self.reach
-        backward, forward = tables.backward[first], tables.forward[first]
-        unkept = tables.unkept[first]
-        floor = self._floor(first)
+        tables, reach, inner = self.tables, self.reach, self.inner
+        backward, unkept, floor = tables.backward[first], tables.unkept[first], self._floor(first)
+        begun = tables.x[first] + tables.copy - tables.segment[first]
         need = [0] * len(reach)
         for end in ends:
-            outside = tables.outside[end]
-            if end == first:
-                forward_here = tables.forward_last[first]
-                most = max(backward, forward_here + outside)
-            else:
-                forward_here = forward
-                most = max(backward, forward + outside, reach[end])
-            need[end] = max(most - floor, alone(tables, first, end))
-            reach[end] = max(most, forward_here + unkept + outside) if unkept else most
+            forward = tables.forward_last[first] if end == first else tables.forward[first]
+            forward += tables.outside[end]
+            most, within = max(backward, forward), 0
+            if end != first:
+                most, within = max(most, reach[end]), inner[end]
+            need[end] = max(most - floor, begun + max(within, tables.lone_first[first]))
+            reach[end] = max(most, forward + unkept)
+            inner[end] = max(within, tables.lone[first])
         return need
+
+    def _limits(self, first: int, ends: list[int]) -> _Limits | None:
+        """Which segment may stand in for which, None where the simple comparison holds for all."""
+        tables = self.tables
+        future = tables.forward_before[first + 1 if tables.unkept[first] else first]
+        spare = {end: max(tables.outside[end], self.reach[end] - future) for end in ends}
+        floor, drop, lift = self._floor(first), self.drop[first], self.lift[first]
+        even = all(lift + self.inner[end] <= self.reach[end] - floor for end in ends)
+        most = max(tables.outside[end] for end in ends)
+        if not self.guard or (even and not drop and most <= min(spare.values())):
+            return None
+        return _Limits(tables.outside, spare, self.reach, self.inner, drop, lift)
+
+
+def _still_to_come(tables: Tables, allowed: list[bool], single: bool) -> tuple[list[int], list[int]]:
+    """(drop, lift) by stage, over the beginnings that a segment open there may still have."""
+    n = len(tables)
+    drop, lift = [0] * n, [0] * n
+    if not tables.copy or single:
+        return drop, lift
+    highest = largest = least = 0
+    for i in range(n):
+        key, x = tables.prefix[i] - tables.unkept[i], tables.x[i]
+        if i == 0 or not allowed[i - 1]:
+            highest, largest, least = key, x, x
+        drop[i] = max(highest - key, x - least, 0)
+        highest, largest, least = max(highest, key), max(largest, x), min(least, x)
+        lift[i] = largest
+    return drop, lift
 
 
 def _sweep(labels: list[int], need: list[int], shift: int, bits: int) -> tuple[list[int], list[int]]:
     """(front, survivors): the Pareto set of (E, cost), and the labels still worth carrying.
 
-    step_t, step_e: the staircase of (T, E) met so far, T ascending and E descending.
+    step_t, step_e: the staircase of (T, E) met so far, T ascending and E descending; first_t is its last T,
+    which goes with the least E.
     """
     ends, sizes = (1 << bits) - 1, (1 << shift) - 1
     front: list[int] = []
@@ -108,10 +135,14 @@ def _sweep(labels: list[int], need: list[int], shift: int, bits: int) -> tuple[l
         e = size if size > t else t
         if e < best:
             front.append(value + (e - size))
-            best, first_t = e, t
-            place = bisect_left(step_t, t)
-            step_t[place:] = [t]
-            step_e[place:] = [e]
+            best = e
+            if t == first_t:
+                step_e[-1] = e
+            else:
+                place = bisect_left(step_t, t)
+                step_t[place:] = [t]
+                step_e[place:] = [e]
+                first_t = t
         elif t < first_t:
             place = bisect_right(step_t, t)
             if place and step_e[place - 1] <= e:
@@ -123,6 +154,7 @@ def _sweep(labels: list[int], need: list[int], shift: int, bits: int) -> tuple[l
                 stop += 1
             step_t[place:stop] = [t]
             step_e[place:stop] = [e]
+            first_t = step_t[-1]
         else:
             continue
         kept.append(label)
@@ -133,23 +165,23 @@ def _sweep(labels: list[int], need: list[int], shift: int, bits: int) -> tuple[l
 class _Limits:
     """Which segment may stand in for which: bytes by segment end.
 
-    outside: what grows with a stage yet to come. spare: how large another's `outside` may be. reach: the
-    part of T that grows with the segment, from the chain's start. newest, growth: the segment just opened,
-    and what T it will at least have once it is longer.
+    outside: what grows with a stage yet to come. spare: how large another's `outside` may be. reach, inner:
+    the parts of T that grow with the segment. drop, lift: see `Pool`.
     """
 
     outside: list[int]
     spare: dict[int, int]
     reach: list[int]
-    newest: int
-    growth: int
+    inner: list[int]
+    drop: int
+    lift: int
 
     def allow(self, p: int, q: int, t: int) -> bool:
         """Whether p's T stays within q's, which is `t` now and not below p's."""
         if p == q:
             return True
         stays = self.outside[p] <= self.spare[q] and self.reach[p] <= self.reach[q]
-        return stays and (p != self.newest or self.growth <= t)
+        return stays and (self.inner[p] <= self.inner[q] or self.inner[p] + self.lift <= t - self.drop)
 
 
 def _sweep_guarded(
@@ -170,8 +202,10 @@ def _sweep_guarded(
         if e < best:
             front.append(value + (e - size))
             best = e
-        elif any(f <= e and need[p] <= t and limits.allow(p, end, t) for p, f in lowest.items()):
-            continue
+        else:
+            least = max(size, t - limits.drop)
+            if any(f <= least and need[p] <= t and limits.allow(p, end, t) for p, f in lowest.items()):
+                continue
         lowest[end] = min(e, lowest.get(end, e))
         kept.append(label)
     return front, kept

@@ -75,7 +75,7 @@ class Suffixes:
             left = cost - (tables.replay[last + 1] - tables.replay[at] - tables.skip[last])
             if left < 0 or working_set(tables, at, last) > peak:
                 continue
-            rest = self._tail(last + 1, peak - tables.x[at], left)
+            rest = self._tail(last + 1, peak - tables.segment[at], left)
             if rest is not None:
                 return Checkpointed(at, last), rest, left
         raise AssertionError(f"no unit begins at stage {at}")
@@ -115,7 +115,7 @@ def solve(
     shift = _bound(tables).bit_length() + 1
     out = Suffixes(tables, may, single, shift, [[] for _ in range(len(tables) + 1)])
     out.sets[-1] = [chain.x_out if not chain.stages else 0]
-    pool = Pool(tables, shift, guard)
+    pool = Pool(tables, shift, guard, may, single)
     for i in reversed(range(len(tables))):
         labels = _run_ways(tables.ways[i], out.sets[i + 1], shift)
         if may[i]:
@@ -134,6 +134,7 @@ def solve(
 def _bound(tables: Tables) -> int:
     """More bytes than any label can need."""
     most = tables.prefix[-1] + sum(tables.x) + max([0, *tables.backward, *tables.forward])
+    most += max([0, *tables.lone]) + (len(tables) + 1) * tables.copy
     options = sum(way.need + way.kept for ways in tables.ways for way in ways)
     return most + max(tables.outside, default=0) + options
 

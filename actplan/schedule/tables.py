@@ -28,14 +28,16 @@ class Tables:
     With Q(i,l) the bytes that a replay of a segment starting at i holds once l has run, everything that
     depends on l alone is Q's prefix, and W(i,j) = max(backward[l], forward[l] + outside[j]) − prefix[i] +
     unkept[i] over l in i…j; `forward` of an inner stage also has its `unkept` input. The first forward of a
-    segment needs no more than its replay, but where early stopping spares the replay's last stage.
+    segment, or `lone` (`lone_first` where it begins), may need more than its replay.
 
     prefix: sums of what stored stages keep. unkept: boundary bytes that a stored stage does not keep.
     held: boundary bytes that it does keep. backward, forward: prefix sums with each stage's transients.
     outside: gradient of a segment's output and of later parameters, live while it is replayed.
     forward_before: the largest forward term of any stage before, which is all that could still be added.
-    forward_last: the forward term of a segment's last stage, which early stopping makes smaller. alone: what
-    the first forward of that stage needs beside boundaries before it, where its replay may need less.
+    forward_last: the forward term of a segment's last stage, which early stopping makes smaller.
+    copy: what a checkpoint keeps in place of its boundary, 0 for none; segment: what it keeps.
+    lone: bytes of a stage's first forward in a segment, its boundaries and transients; in lone_first without
+    the boundary in.
     gradients: parameter gradients of a stage and all later ones.
     replay: prefix sums of the recompute cost.
     """
@@ -48,7 +50,10 @@ class Tables:
     forward: list[int]
     forward_before: list[int]
     forward_last: list[int]
-    alone: list[int]
+    copy: int
+    segment: list[int]
+    lone: list[int]
+    lone_first: list[int]
     outside: list[int]
     gradients: list[int]
     replay: list[int]
@@ -71,10 +76,13 @@ def tabulate(chain: Chain, *, menus: bool = True) -> Tables:
         held=[stage.x if stage.keeps_input else 0 for stage in stages],
         unkept=[0 if stage.keeps_input else stage.x for stage in stages],
         prefix=prefix,
-        backward=[prefix[i + 1] + x[i + 1] + stage.tb + gradients[i] for i, stage in enumerate(stages)],
+        backward=[prefix[i + 1] + x[i + 1] + s.tb_replayed + gradients[i] for i, s in enumerate(stages)],
         forward=forward,
         forward_last=[prefix[i + 1] + chain.replay_end(i) for i in range(n)],
-        alone=[0 if stage.tf_last is None else x[i + 1] + stage.tf for i, stage in enumerate(stages)],
+        copy=chain.copy,
+        segment=[chain.held(i) for i in range(n)],
+        lone=[x[i] + x[i + 1] + unstored_transient(stage) for i, stage in enumerate(stages)],
+        lone_first=[x[i + 1] + unstored_transient(stage) for i, stage in enumerate(stages)],
         forward_before=_running_maximum(forward, stages),
         outside=[x[i + 1] + gradients[i + 1] for i in range(n)],
         gradients=gradients,
@@ -82,6 +90,11 @@ def tabulate(chain: Chain, *, menus: bool = True) -> Tables:
         skip=[stage.skip for stage in stages],
         ways=[_ways(stage, x[i + 1], gradients[i], menus) for i, stage in enumerate(stages)],
     )
+
+
+def unstored_transient(stage: Stage) -> int:
+    """Transient bytes of a first forward that keeps nothing."""
+    return stage.tf + stage.ahead if stage.td is None else stage.td
 
 
 def _ways(stage: Stage, after: int, gradients: int, menus: bool) -> tuple[Way, ...]:
@@ -118,11 +131,10 @@ def working_set(tables: Tables, first: int, last: int) -> int:
     inner = (tables.forward[m] + (tables.unkept[m] if m > first else 0) for m in range(first, last))
     own = tables.forward_last[last] + (tables.unkept[last] if last > first else 0)
     most = max(*tables.backward[first : last + 1], max(own, *inner, 0) + outside)
-    unstored = tables.x[first] + alone(tables, first, last)
-    return max(most - tables.prefix[first] + tables.unkept[first], unstored)
+    replay = most - tables.prefix[first] + tables.unkept[first]
+    return tables.copy + max(replay, tables.x[first] + unstored(tables, first, last))
 
 
-def alone(tables: Tables, first: int, last: int) -> int:
-    """What a first forward needs at its last stage above x[first]; 0 where its replay needs more."""
-    own = tables.alone[last]
-    return own + tables.x[last] if own and last > first else own
+def unstored(tables: Tables, first: int, last: int) -> int:
+    """Bytes that the first forward of a segment needs beside its first boundary."""
+    return max(tables.lone_first[first], *tables.lone[first + 1 : last + 1], 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from ..errors import InputError
 from ..profile import Parameter
 from ..units import FP32, DType
@@ -55,7 +57,7 @@ def _is_target(p: Parameter, lora: Lora) -> bool:
 def _adapted(unit: Unit, lora: Lora) -> tuple[Parameter, ...]:
     made: list[Parameter] = []
     for p in unit.parameters:
-        made.append(replace(p, trainable=False))
+        made.append(structs.replace(p, trainable=False))
         base = p.name.removesuffix(".weight")
         if _is_target(p, lora):
             out, inputs = p.shape
@@ -64,5 +66,5 @@ def _adapted(unit: Unit, lora: Lora) -> tuple[Parameter, ...]:
             if lora.dora:
                 made.append(Parameter(f"{base}.lora_magnitude_vector", (out,), lora.dtype, p.expert, True))
         elif any(part in p.name for part in lora.save):
-            made.append(replace(p, name=f"{base}.modules_to_save.weight", trainable=True))
+            made.append(structs.replace(p, name=f"{base}.modules_to_save.weight", trainable=True))
     return tuple(made)

@@ -136,8 +136,8 @@ def test_phi3(read: Any) -> None:
         == 0.25
     )
     assert read(of("phi3", embd_pdrop=0.1)) is not None
-    assert "resid_pdrop" in message(read, of("phi3", resid_pdrop=0.1))
-    assert read(of("phi3", resid_pdrop=0.1), "resid_pdrop=0") is not None
+    assert read(of("phi3", resid_pdrop=0.1)).residual.dropout == 0.1
+    assert read(of("phi3", resid_pdrop=0.1), "resid_pdrop=0").residual.dropout == 0
 
 
 def test_qwen3_5_text(read: Any) -> None:
@@ -215,7 +215,7 @@ def test_pruning_the_hybrid_with_one_flag() -> None:
         ([], "holds a list"),
         (3, "holds a number"),
         (None, "holds a null"),
-        (of("qwen3_moe"), "did you mean 'qwen3"),
+        (of("qwen3_mo"), "did you mean 'qwen3_moe"),
         (of("gpt5"), "llama, mistral, phi3"),
         (of("gpt5"), "actplan trace --model"),
         (of("mistral3", text_config=of("mistral")), "its text_config is a mistral"),

@@ -137,7 +137,7 @@ def test_windows() -> None:
             {"gated_deltanet": {**DOCUMENT["gated_deltanet"], "num_key_heads": 3}},
             "3 key heads do not divide 4",
         ),
-        ({"mlp": {"intermediate_size": 3, "activation": "gelu"}}, "mlp.activation: 'gelu'"),
+        ({"mlp": {"intermediate_size": 3, "activation": "gelo"}}, "mlp.activation: 'gelo'"),
         (
             {"overrides": {3: {"mlp": {"intermediate_size": 0}}}},
             "layers[3].mlp.intermediate_size: 0 is not positive",

@@ -1,0 +1,159 @@
+"""What the layers are given: embedded tokens, position tables and masks, each made once for the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..autograd import Tensor
+from ..ops import embedding as ops
+from ..ops.elementwise import add, mul_scalar
+from ..ops.rope import Tables
+from ..ops.views import unsqueeze
+from ..spec import Attention, LatentAttention, Layer, Model, Run
+from ..units import FP32, INT64
+from . import head
+from .block import drop
+from .names import ALWAYS_MASKED, REPLACED_EMBEDDING
+from .scope import Scope
+
+Window = int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Masks by the window of the layers that take them, rope tables by whether they are the sliding layers' own.
+
+    `local`: whether sliding layers have their own. `count`: the layers that share this.
+    """
+
+    masks: dict[Window, Tensor]
+    tables: dict[bool, Tables]
+    local: bool
+    count: int
+
+    def mask(self, layer: Layer) -> Tensor | None:
+        """The mask a layer is given."""
+        return self.masks.get(_window(layer))
+
+    def rope(self, layer: Layer) -> Tables | None:
+        """The rope tables a layer is given."""
+        return self.tables.get(self.local and _window(layer) is not None)
+
+    def of(self, layers: Sequence[Layer]) -> Shared:
+        """The part that these layers use: what a checkpoint of them keeps alive."""
+        windows = {_window(layer) for layer in layers}
+        masks = {window: mask for window, mask in self.masks.items() if window in windows}
+        kinds = {self.local and window is not None for window in windows}
+        tables = {kind: pair for kind, pair in self.tables.items() if kind in kinds}
+        return Shared(masks, tables, self.local, len(layers))
+
+
+def _window(layer: Layer) -> Window:
+    return layer.mixer.sliding_window if isinstance(layer.mixer, Attention) else None
+
+
+def _attends(layer: Layer) -> bool:
+    return isinstance(layer.mixer, (Attention, LatentAttention))
+
+
+def shared(m: Scope, model: Model, run: Run) -> Shared:
+    """Masks, then rope tables."""
+    masks = {window: mask for window in _windows(model) if (mask := _mask(m, model, run, window)) is not None}
+    return Shared(masks, _tables(m, model, run), model.rope.local, model.num_layers)
+
+
+def _windows(model: Model) -> list[Window]:
+    """The windows of the attention layers, none first."""
+    windows = {_window(layer) for layer in model.layers if _attends(layer)}
+    return sorted(windows, key=lambda window: window or 0)
+
+
+def _mask(m: Scope, model: Model, run: Run, window: Window) -> Tensor | None:
+    """Transformers' rule (masking_utils.py): eager attention always has a mask, flash never; sdpa has one where a
+    window is no longer than the sequence (_ignore_causal_mask_sdpa)."""
+    needed = model.naming in ALWAYS_MASKED or (window is not None and window <= run.sequence_length)
+    if run.attention == "eager":
+        mask = head.eager_mask(m, run.micro_batch_size, run.local_length, run.residual_dtype)
+    elif run.attention == "sdpa" and needed:
+        mask = head.bool_mask(m, run.local_length)
+    else:
+        return None
+    mask.storage.owner = "shared:mask" if window is None else f"shared:mask_{window}"
+    return mask
+
+
+def _tables(m: Scope, model: Model, run: Run) -> dict[bool, Tables]:
+    """cos and sin for the layers that turn; a second pair for sliding layers where the model has one for them."""
+    dim = head.needs_tables(model)
+    if dim is None:
+        return {}
+    batch = run.micro_batch_size if model.rope.type == "mrope" else 1
+    dtype = FP32 if model.rope.style == "half_fp32" else run.residual_dtype
+    kinds = {model.rope.local and _window(layer) is not None for layer in model.layers if _attends(layer)}
+    made = {}
+    for local in sorted(kinds):
+        joined = model.rope.style != "half_tables"
+        tables = m.call("rotary_emb", head.rope_tables, batch, run.local_length, dim, dtype, joined=joined)
+        made[local] = tables
+        for table in tables:
+            table.storage.owner = "shared:rope_local" if local else "shared:rope"
+    return made
+
+
+def embed(m: Scope, ids: Tensor, model: Model) -> Tensor:
+    """Embedded tokens [B, T, hidden]."""
+    hidden = m.call("embed_tokens", _embed_tokens, ids, model)
+    if model.naming in REPLACED_EMBEDDING:
+        hidden = _dropped(m, hidden, model)
+    return mul_scalar(hidden) if model.embedding.scaled == "model" else hidden
+
+
+def _embed_tokens(m: Scope, ids: Tensor, model: Model) -> Tensor:
+    hidden = head.embed(m, ids, model.vocab_size, model.hidden_size)
+    return mul_scalar(hidden) if model.embedding.scaled == "module" else hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Position ids, and whatever of their making is a local of the model's forward."""
+
+    ids: Tensor | None
+    held: tuple[Tensor, ...] = ()
+
+
+def positions(m: Scope, model: Model, run: Run) -> Positions:
+    """`arange` for the whole batch, or counted from a mask of ones for each sequence (OPTDecoder.forward)."""
+    if model.embedding.positions == "none":
+        return Positions(None)
+    if model.embedding.positions == "batch":
+        return Positions(unsqueeze(head.position_ids(m, run.local_length), 0))
+    shape = (run.micro_batch_size, run.local_length)
+    ones = m.tape.empty(shape, FP32, "ones")
+    return Positions(m.tape.empty(shape, INT64, "_to_copy"), (ones,))
+
+
+def learned(m: Scope, positions: Positions, model: Model) -> Tensor | None:
+    """Embedded positions, for a model that has them."""
+    if model.embedding.max_position_embeddings is None or positions.ids is None:
+        return None
+    return m.call("embed_positions", _embed_positions, positions.ids, model)
+
+
+def _embed_positions(m: Scope, ids: Tensor, model: Model) -> Tensor:
+    assert model.embedding.max_position_embeddings is not None
+    weight = m.parameter("weight", model.embedding.max_position_embeddings, model.hidden_size)
+    if model.embedding.positions == "sequence":
+        ids = m.tape.empty(ids.shape, INT64, "add")
+    return ops.embedding(ids, weight)
+
+
+def with_positions(m: Scope, inputs_embeds: Tensor, position_embeds: Tensor | None, model: Model) -> Tensor:
+    """The first layer's input: tokens and positions, dropped out."""
+    hidden = inputs_embeds if position_embeds is None else add(inputs_embeds, position_embeds)
+    return hidden if model.naming in REPLACED_EMBEDDING else _dropped(m, hidden, model)
+
+
+def _dropped(m: Scope, hidden: Tensor, model: Model) -> Tensor:
+    rate = model.embedding.dropout
+    return m.call("embed_dropout", drop, hidden, rate) if rate else hidden

@@ -1,0 +1,102 @@
+"""Mamba 2 as Transformers writes it (models/mamba2/modeling_mamba2.py, Mamba2Mixer)."""
+
+from __future__ import annotations
+
+from ..autograd import Tensor
+from ..ops.deltanet import causal_conv1d_torch
+from ..ops.elementwise import add_scalar, exp, mean_last, mul, neg, power, rsqrt, silu, to
+from ..ops.mamba import SplitScan, mamba_split_conv1d_scan_combined
+from ..ops.views import reshape, split, squeeze, transpose, view
+from ..spec import Mamba2
+from ..units import FP32
+from .mamba_torch import torch_chunk_scan
+from .scope import Scope, column, row
+
+
+def mamba2(m: Scope, x: Tensor, spec: Mamba2) -> Tensor:
+    """The mixer without its norm: [B, T, hidden] to the same."""
+    inner, channels = _widths(spec)
+    projected_states = m.call("in_proj", column, x, inner + channels + spec.num_heads, spec.use_bias)
+    A = neg(exp(to(m.parameter("A_log", spec.num_heads), FP32)))
+    return m.kernels.mamba2(m, projected_states, A, spec, x.shape[-1])
+
+
+def _widths(spec: Mamba2) -> tuple[int, int]:
+    """The inner width, and the channels of the convolution: it and the groups' B and C."""
+    inner = spec.num_heads * spec.head_dim
+    return inner, inner + 2 * spec.n_groups * spec.state_size
+
+
+def torch_mixer(m: Scope, projected_states: Tensor, A: Tensor, spec: Mamba2, hidden: int) -> Tensor:
+    """From the projection to the output, in torch ops."""
+    batch, length, _ = projected_states.shape
+    inner, channels = _widths(spec)
+    groups, state = spec.n_groups, spec.state_size
+    gate, mixed, dt = split(projected_states, [inner, channels, spec.num_heads], -1)
+    mixed = transpose(mixed, 1, 2)
+    weight, bias = m.call("conv1d", _convolution, spec)
+    mixed = causal_conv1d_torch(mixed, squeeze(weight, 1), bias)
+    mixed = transpose(mixed, 1, 2)
+    x, B, C = split(mixed, [inner, groups * state, groups * state], -1)
+    scan_result = torch_chunk_scan(
+        view(x, batch, length, spec.num_heads, spec.head_dim),
+        dt,
+        A,
+        view(B, batch, length, groups, state),
+        view(C, batch, length, groups, state),
+        m.parameter("D", spec.num_heads),
+        m.parameter("dt_bias", spec.num_heads),
+        spec.chunk_size,
+    )
+    scan_output = reshape(scan_result, batch, length, -1)
+    scan_output = m.call("gated_norm", _gated_norm, scan_output, gate, inner // groups)
+    return m.call("out_proj", row, to(scan_output, m.dtype), hidden, spec.use_bias)
+
+
+def _convolution(m: Scope, spec: Mamba2) -> tuple[Tensor, Tensor | None]:
+    _, channels = _widths(spec)
+    bias = m.parameter("bias", channels) if spec.use_conv_bias else None
+    return m.parameter("weight", channels, 1, spec.conv_kernel), bias
+
+
+def _gated_norm(m: Scope, x: Tensor, gate: Tensor, group_size: int) -> Tensor:
+    """MambaRMSNormGated: the gate first, then RMSNorm over each group."""
+    dtype, shape = x.dtype, x.shape
+    x = to(x, FP32)
+    x = mul(x, silu(to(gate, FP32)))
+    grouped = view(x, *shape[:-1], -1, group_size)
+    variance = mean_last(power(grouped))
+    grouped = mul(grouped, rsqrt(add_scalar(variance)))
+    x = view(grouped, *shape)
+    return mul(m.parameter("weight", shape[-1]), to(x, dtype))
+
+
+def fused_mixer(m: Scope, projected_states: Tensor, A: Tensor, spec: Mamba2, hidden: int) -> Tensor:
+    """mamba_ssm's kernel for training, which takes convolution, scan, gated norm and output projection at once."""
+    weight, bias = m.call("conv1d", _convolution, spec)
+    inner, _ = _widths(spec)
+    return mamba_split_conv1d_scan_combined(
+        projected_states,
+        A,
+        SplitScan(
+            conv_weight=squeeze(weight, 1),
+            conv_bias=bias,
+            dt_bias=m.parameter("dt_bias", spec.num_heads),
+            D=m.parameter("D", spec.num_heads),
+            norm_weight=m.call("gated_norm", _weight, inner),
+            out_weight=m.call("out_proj", _weight, hidden, inner),
+            out_bias=m.call("out_proj", _bias, hidden) if spec.use_bias else None,
+        ),
+        spec,
+    )
+
+
+def _weight(m: Scope, *shape: int) -> Tensor:
+    return m.parameter("weight", *shape)
+
+
+def _bias(m: Scope, width: int) -> Tensor:
+    return m.parameter("bias", width)
+
+
+__all__ = ["fused_mixer", "mamba2", "torch_mixer"]

@@ -1,0 +1,58 @@
+"""Which parameters of a run are trained, and by what its linears are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..spec import Frozen, Run
+from .adapters import adapted, is_adapter
+from .four_bit import four_bit_linear
+from .scope import TRAINED_COPY, Projection, plain_linear
+
+
+def trains(run: Run) -> Callable[[str], bool]:
+    """Whether the parameter of a path gets a gradient."""
+    frozen, adapters = run.frozen, run.adapters is not None or run.quantised is not None
+
+    def trained(path: str) -> bool:
+        if adapters and not (is_adapter(path) or TRAINED_COPY in path):
+            return False
+        return not freezes(frozen, path)
+
+    return trained
+
+
+def freezes(frozen: Frozen, path: str) -> bool:
+    """Whether `frozen` names this parameter."""
+    if frozen.only and not any(_names(part, path) for part in frozen.only):
+        return True
+    index = layer_index(path)
+    if index is not None and index < frozen.first_layers:
+        return True
+    return any(_names(part, path) for part in frozen.parts)
+
+
+def _names(part: str, path: str) -> bool:
+    return f".{part}." in f".{path}."
+
+
+def layer_index(path: str) -> int | None:
+    """The number of the layer that a path lies in."""
+    return next((int(word) for word in path.split(".") if word.isdigit()), None)
+
+
+def role(run: Run, i: int) -> tuple[object, ...]:
+    """What tells layer i from a layer of its kind that is trained otherwise."""
+    frozen, lora = run.frozen, run.adapters
+    named = tuple(part for part in (*frozen.parts, *frozen.only) if _numbers(part, i))
+    return (i < frozen.first_layers, named, lora is not None and lora.layers is not None and i in lora.layers)
+
+
+def _numbers(part: str, i: int) -> bool:
+    return str(i) in part.split(".")
+
+
+def projection(run: Run) -> Projection:
+    """Plain linears, quantised ones, adapters on either."""
+    base = plain_linear if run.quantised is None else four_bit_linear(run.quantised, run.dtype)
+    return base if run.adapters is None else adapted(run.adapters, base, quantised=run.quantised is not None)

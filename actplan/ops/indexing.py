@@ -1,0 +1,104 @@
+"""Choosing and moving rows: top-k, sort, gather, indexing. What each saves are indices, eight bytes an entry.
+
+Backward formulas: tools/autograd/derivatives.yaml and torch/csrc/autograd/FunctionsManual.cpp of PyTorch 2.13
+(value_selecting_reduction_backward, index_backward, gather_backward).
+"""
+
+from __future__ import annotations
+
+from ..autograd.node import Node
+from ..autograd.tensor import Shape, Tensor
+from ..units import INT64, DType
+from .views import attach
+
+CHOSEN = "the indices of the chosen entries"
+
+
+def _scattered(like: Tensor, shape: Shape, dtype: DType, op: str) -> Tensor:
+    """Zeros of `shape` with a gradient written or added into them.
+
+    In place on a GPU; a tracer's tensors are subclasses, for which these formulas write out of place.
+    """
+    zeros = like.tape.empty(shape, dtype, "new_zeros")
+    return zeros if like.tape.in_place else like.tape.empty(shape, dtype, op)
+
+
+def _topk_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    node.unpack(0)
+    return (_scattered(grads[0], node.extra, grads[0].dtype, "scatter"),)
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`torch.topk(x, k, dim=-1)`: values and indices; saves the indices."""
+    node = x.tape.node("TopkBackward0", _topk_backward, (x,))
+    shape = (*x.shape[:-1], k)
+    values, indices = x.tape.empty(shape, x.dtype, "topk"), x.tape.empty(shape, INT64, "topk")
+    if node is not None:
+        node.extra = x.shape
+    x.tape.save(node, indices, CHOSEN)
+    return attach(values, node), indices
+
+
+def max_last(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`x.max(dim=-1, keepdim=True)`: values and indices; saves the indices."""
+    node = x.tape.node("MaxBackward0", _topk_backward, (x,))
+    shape = (*x.shape[:-1], 1)
+    values, indices = x.tape.empty(shape, x.dtype, "max"), x.tape.empty(shape, INT64, "max")
+    if node is not None:
+        node.extra = x.shape
+    x.tape.save(node, indices, "where the largest entries stand")
+    return attach(values, node), indices
+
+
+def sort(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`torch.sort(x)` of integers: values and indices, no graph."""
+    return x.tape.empty(x.shape, x.dtype, "sort"), x.tape.empty(x.shape, INT64, "sort")
+
+
+def _gather_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    node.unpack(0)
+    return (_scattered(grads[0], node.extra, grads[0].dtype, "scatter_add"),)
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """`x.gather(-1, index)`: saves the index."""
+    node = x.tape.node("GatherBackward0", _gather_backward, (x,))
+    if node is not None:
+        node.extra = x.shape
+    x.tape.save(node, index, "the indices of a gather")
+    return attach(x.tape.empty(index.shape, x.dtype, "gather"), node)
+
+
+def _index_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    node.unpack(0)
+    return (_scattered(grads[0], node.extra, grads[0].dtype, "index_put"),)
+
+
+def index_rows(x: Tensor, index: Tensor) -> Tensor:
+    """`x[index]` of a one-dimensional index: a copy of those rows; saves the index."""
+    node = x.tape.node("IndexBackward0", _index_backward, (x,))
+    if node is not None:
+        node.extra = x.shape
+    x.tape.save(node, index, "which row went where, to bring gradients back")
+    return attach(x.tape.empty((*index.shape, *x.shape[1:]), x.dtype, "index"), node)
+
+
+def index_one(x: Tensor, dim: int) -> Tensor:
+    """`x[..., [i], ...]`, a list of one index: a copy, where a slice would be a view; saves the index."""
+    dim = dim % len(x.shape)
+    node = x.tape.node("IndexBackward0", _index_backward, (x,))
+    if node is not None:
+        node.extra = x.shape
+    x.tape.save(node, x.tape.empty((1,), INT64, "index"), "which row went where, to bring gradients back")
+    return attach(x.tape.empty((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype, "index"), node)
+
+
+def inverse_permutation(perm: Tensor) -> Tensor:
+    """`inverse = empty_like(perm); inverse[perm] = arange(n)`."""
+    inverse = perm.tape.empty(perm.shape, INT64, "empty_like")
+    numbers = perm.tape.empty(perm.shape, INT64, "arange")
+    del numbers
+    return inverse
+
+
+__all__ = ["gather", "index_one", "index_rows", "inverse_permutation", "max_last", "sort", "topk"]

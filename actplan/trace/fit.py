@@ -1,0 +1,359 @@
+"""Fit a ledger: few layers at few sizes, every tensor's size as a function of batch and length, and a
+check."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..errors import InputError
+from ..ledgerfile import VERSION, Check, Ledger, Span, Stage
+from ..ledgerfile import Point as SizePoint
+from . import build, patches
+from .fitstage import Shared, fit_stage, same_at_batch_one
+from .options import TraceOptions
+from .polynomial import Point
+from .result import StageRecord, TraceResult
+from .run import quiet, trace_built
+from .stages import layer_kinds
+
+LENGTHS = (2057, 4131, 5200)
+CHECK = 3001
+LOOP_LENGTHS = (137, 200, 329, 500)
+"""No multiples of a chunk: there a padded tensor looks like one that is not."""
+LOOP_CHECK = 450
+BATCHES = (1, 2, 3)
+
+
+def fit_ledger(
+    source: Any,
+    options: TraceOptions,
+    *,
+    lengths: Sequence[int] | None = None,
+    batches: Sequence[int] = BATCHES,
+    check: Sequence[tuple[int, int]] | None = None,
+) -> Ledger:
+    """Trace `source` at every batch and length given and fit a ledger that holds at any other.
+
+    Args:
+        source: as `trace_model` takes it; a Python function must take `batch` and `seq`.
+        options: kernels and loss; its own batch, length and checkpointing are left aside.
+        lengths: two or more; without, some beyond the usual attention windows, or short ones for a model
+            that loops over its sequence. One between them is added to two.
+        batches: 1, 2 and 3, or fewer; batch 1 is fitted on its own.
+        check: (batch, length) pairs to compare with traces that the fit has not seen.
+    """
+    options = replace(options, checkpoint="none", hold_logits=False)
+    with _Source(source, options) as model:
+        points, unseen = _sizes(model, lengths, sorted(set(batches)), check)
+        samples = {point: model.trace(*point) for point in points}
+        ledger = _assemble(model, samples)
+        return _with(ledger, checked=[_check(ledger, model, point) for point in unseen])
+
+
+class _Source:
+    """A model built once and traced at many sizes, cut down to as many layers as show every kind."""
+
+    def __init__(self, source: Any, options: TraceOptions) -> None:
+        self.source, self.options = source, options
+        self.python = build.is_python(source)
+        self._context: Any = None
+        self.built: Any = None
+        self.kinds: dict[str, list[str]] = {}
+        self.num_parameters = 0
+
+    def __enter__(self) -> _Source:
+        self._context = self._patches()
+        self._context.__enter__()
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.built = None
+        self._context.__exit__(None, None, None)
+        gc.collect()
+
+    @contextmanager
+    def _patches(self) -> Iterator[None]:
+        with (
+            quiet(self.python),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            patches.framework(self.options, transformers=not self.python),
+        ):
+            yield
+
+    def _build(self) -> None:
+        make = build.build_python if self.python else build.build_transformers
+        self.built = make(self.source, self.options)
+        model = self.built.model
+        self.kinds = layer_kinds(model)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        if not self.python:
+            build.truncate(model, _enough(self.kinds))
+
+    def trace(self, batch: int, seq: int) -> TraceResult:
+        options = self.options.at(batch, seq)
+        if self.python:
+            return trace_built(build.build_python(self.source, options), options)
+        return trace_built(build.resized(self.built, options), options)
+
+    def longest(self) -> int | None:
+        """The longest sequence the model has positions for, where a table of positions says so."""
+        config = getattr(self.built, "config", None)
+        value = getattr(config, "max_position_embeddings", None)
+        return value if isinstance(value, int) and value > 0 else None
+
+
+def _enough(kinds: dict[str, list[str]]) -> int:
+    """Layers that show each kind once at a place neither first nor last, where there is one."""
+    need = 1
+    for names in kinds.values():
+        for kind in set(names):
+            places = [i for i, name in enumerate(names) if name == kind]
+            need = max(need, next((i for i in places if i > 0), places[0]) + 2)
+    return need
+
+
+def _sizes(
+    model: _Source, lengths: Sequence[int] | None, batches: Sequence[int], check: Sequence[Point] | None
+) -> tuple[list[Point], list[Point]]:
+    if not batches:
+        raise InputError("a fit needs a batch", where="batches")
+    unseen = None
+    loops = lengths is None and _loops(model)
+    if lengths is None:
+        top = model.longest()
+        lengths = _within(LOOP_LENGTHS if loops else LENGTHS, top)
+        unseen = _within((LOOP_CHECK,), top)[0] if loops else _within((CHECK,), top)[0]
+    lengths = sorted(set(lengths))
+    if len(lengths) < 2:
+        raise InputError("a fit needs two different lengths", where="lengths")
+    if len(lengths) == 2:
+        lengths.insert(1, (lengths[0] + lengths[1]) // 2 | 1)
+    if unseen is None:
+        unseen = (lengths[0] + 2 * lengths[-1]) // 3
+    whole = batches if loops else batches[:2]  # steps that cannot be matched one by one need more sums
+    points = [(b, t) for b in batches for t in (lengths if b in whole else lengths[:1])]
+    if check is None:
+        check = [(1, unseen)] * (1 in batches) + [(max(batches) + 1, unseen)] * (max(batches) > 1)
+    return points, list(check)
+
+
+def _within(lengths: Sequence[int], longest: int | None) -> tuple[int, ...]:
+    """The lengths, shrunk in proportion where the model has fewer positions."""
+    top = LENGTHS[-1] if max(lengths) > LOOP_LENGTHS[-1] else LOOP_LENGTHS[-1]
+    if longest is None or longest >= top:
+        return tuple(lengths)
+    return tuple(max(2, t * longest // top) for t in lengths)
+
+
+def _loops(model: _Source) -> bool:
+    """Does the model run a different number of ops at another length?"""
+    lengths = _within((137, 329), model.longest())
+    counts = [[len(s.forward_events) for s in model.trace(1, t).stages] for t in lengths]
+    return counts[0] != counts[1]
+
+
+# -- assembling
+# -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One stage of the truncated model in every sample."""
+
+    index: int
+    name: str
+    kind: str
+    role: str
+
+
+def _assemble(model: _Source, samples: dict[Point, TraceResult]) -> Ledger:
+    any_sample = next(iter(samples.values()))
+    names = [s.name for s in any_sample.stages]
+    if any([s.name for s in sample.stages] != names for sample in samples.values()):
+        raise InputError("the model runs other layers at other sizes", where="fit")
+    places = [_Place(i, s.name, s.kind, _role(any_sample.stages, i)) for i, s in enumerate(any_sample.stages)]
+    shared = _shared(any_sample, places)
+    chosen = _representatives(any_sample, places, shared)
+    one = _stages({p: s for p, s in samples.items() if p[0] == 1}, chosen, shared)
+    many = _stages({p: s for p, s in samples.items() if p[0] > 1}, chosen, shared)
+    return Ledger(
+        actplan_ledger=VERSION,
+        name=any_sample.name,
+        run=_run_words(model),
+        versions=any_sample.versions,
+        num_parameters=model.num_parameters,
+        traced=[SizePoint(*p) for p in samples],
+        checked=[],
+        stages=many or one,
+        pattern=_pattern(model.kinds, places, chosen),
+        batch_one={k: v for k, v in one.items() if many and not same_at_batch_one(v, many[k])},
+        kernels=list(any_sample.kernels),
+        notes=list(any_sample.notes),
+    )
+
+
+def _stages(samples: dict[Point, TraceResult], chosen: dict[str, _Place], shared: Shared) -> dict[str, Stage]:
+    if not samples:
+        return {}
+    points, traces = list(samples), list(samples.values())
+    return {
+        label: fit_stage(traces, points, place.index, place.role, shared) for label, place in chosen.items()
+    }
+
+
+def _run_words(model: _Source) -> dict[str, str]:
+    o = model.options
+    words = {
+        "dtype": o.dtype,
+        "attention": o.attention,
+        "linear_attention": o.linear_attention,
+        "kernels": o.kernels,
+    }
+    words["loss"] = model.built.loss
+    return words if o.autocast is None else words | {"autocast": o.autocast}
+
+
+def _role(stages: tuple[StageRecord, ...], i: int) -> str:
+    name = stages[i].name
+    if name.rpartition(".")[2].isdigit() and not name.startswith("after "):
+        return "layer"
+    if name in ("embedding", "head", "loss"):
+        return name
+    later = any(s.kind != s.name for s in stages[i + 1 :])
+    return "between" if later else "final_norm"
+
+
+def _label(place: _Place) -> str:
+    return place.kind if place.role == "layer" else place.role if place.role != "between" else place.name
+
+
+def _representatives(sample: TraceResult, places: list[_Place], shared: Shared) -> dict[str, _Place]:
+    """Kind -> the place that stands for it; a first, last or other layer that saves otherwise is a kind of
+    its own."""
+    groups: dict[str, list[_Place]] = {}
+    for place in places:
+        groups.setdefault(_label(place), []).append(place)
+    chosen: dict[str, _Place] = {}
+    for label, members in groups.items():
+        inner = members[1:-1] or members[1:] or members
+        middle = next(
+            (p for p in inner if p.index + 1 < len(places) and places[p.index + 1].role == "layer"), inner[0]
+        )
+        chosen[label] = middle
+        for place in members:
+            if (
+                place is not middle
+                and place.role == "layer"
+                and _saves(sample, place, shared) != _saves(sample, middle, shared)
+            ):
+                chosen[f"{label} ({place.name})"] = place
+            elif place is not middle and place.role != "layer":
+                chosen[f"{label} ({place.index})"] = place
+    return chosen
+
+
+def _saves(sample: TraceResult, place: _Place, shared: Shared) -> list[tuple[Any, ...]]:
+    prefix = len(place.name)
+    return [
+        (t.module[prefix:], t.shape, t.dtype, t.bytes)
+        for t in sample.saved
+        if t.mark == place.index and t.birth not in shared
+    ]
+
+
+def _shared(sample: TraceResult, places: list[_Place]) -> dict[tuple[int, int], str]:
+    """Storages born outside every layer that layers save (rope tables, masks): birth -> name."""
+    layers = {p.index for p in places if p.role == "layer"}
+    found: dict[tuple[int, int], str] = {}
+    for tensor in sample.saved:
+        outside = tensor.birth[0] not in layers and not tensor.boundary
+        if outside and tensor.mark in layers:
+            found[tensor.birth] = f"{tensor.born or 'input'}#{len(found)}"
+    return found
+
+
+def _pattern(kinds: dict[str, list[str]], places: list[_Place], chosen: dict[str, _Place]) -> list[Span]:
+    by_place = {place.index: label for label, place in chosen.items()}
+    spans: list[Span] = []
+    done: set[str] = set()
+    for place in places:
+        stack = place.name.rpartition(".")[0] if place.role == "layer" else None
+        if stack is None:
+            spans.append(Span(by_place.get(place.index, _label(place))))
+        elif stack not in done:
+            done.add(stack)
+            spans += _layers(
+                stack,
+                kinds[stack],
+                [p for p in places if p.role == "layer" and p.name.rpartition(".")[0] == stack],
+                by_place,
+            )
+    return spans
+
+
+def _layers(stack: str, kinds: list[str], traced: list[_Place], by_place: dict[int, str]) -> list[Span]:
+    """Every layer of the full stack: as traced where it was traced, the last like the last traced one of its
+    kind."""
+    special = {int(p.name.rpartition(".")[2]): by_place[p.index] for p in traced if p.index in by_place}
+    last_traced = max(int(p.name.rpartition(".")[2]) for p in traced)
+    labels = []
+    for i, kind in enumerate(kinds):
+        label = special.get(i, kind)
+        if label != kind and label.startswith(f"{kind} (") and i == last_traced and i != len(kinds) - 1:
+            label = kind  # it stood out because it was the last of the shortened model
+        labels.append(label)
+    if last_traced in special and kinds[-1] == kinds[last_traced]:
+        labels[-1] = special[last_traced]
+    spans: list[Span] = []
+    for i, label in enumerate(labels):
+        if spans and spans[-1].stage == label:
+            spans[-1] = Span(label, spans[-1].count + 1, stack, spans[-1].first)
+        else:
+            spans.append(Span(label, 1, stack, i))
+    return spans
+
+
+# -- checking
+# ----------------------------------------------------------------------------------------------------------
+
+
+def _check(ledger: Ledger, model: _Source, point: Point) -> Check:
+    """Trace once more, at a size the fit has not seen: how far off is the ledger, of the layers traced?"""
+    truth = model.trace(*point)
+    guess = replace_pattern(ledger, truth).evaluate(*point)
+    peaks = guess.peaks()
+    error = max(
+        abs(peaks.peak_forward_bytes / truth.peak_forward_bytes - 1),
+        abs(peaks.peak_backward_bytes / truth.peak_backward_bytes - 1),
+    )
+    return Check(point[0], point[1], abs(guess.saved_bytes - truth.saved_bytes), round(error, 6))
+
+
+def replace_pattern(ledger: Ledger, traced: TraceResult) -> Ledger:
+    """The ledger of as many layers as `traced` has."""
+    count: Counter[str] = Counter(s.name.rpartition(".")[0] for s in traced.stages if s.kind != s.name)
+    spans = []
+    for span in ledger.pattern:
+        layer = ledger.stages[span.stage].role == "layer"
+        left = min(span.count, count[span.module] - span.first) if layer else span.count
+        if left > 0:
+            spans.append(Span(span.stage, left, span.module, span.first))
+    return _with(ledger, pattern=spans)
+
+
+def _with(ledger: Ledger, **changes: Any) -> Ledger:
+    import msgspec
+
+    return msgspec.structs.replace(ledger, **changes)

@@ -1,0 +1,377 @@
+"""Watches one training step: every storage born and freed, every tensor autograd packs, which module ran."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from . import branches
+from .flops import counting, op_flops
+
+ALIGN = 512
+
+
+@dataclass(slots=True)
+class Block:
+    """One storage: where and when it was born, and when it was freed (an index into the tape)."""
+
+    key: int
+    bytes: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    op: str
+    module: str
+    phase: str
+    born: int
+    died: int | None = None
+
+
+@dataclass(slots=True)
+class Mark:
+    """A boundary in the forward: position on the tape, live bytes, autograd's sequence number."""
+
+    name: str
+    index: int
+    live: int
+    sequence: int
+    tensor: int | None = None
+    """Block of the hidden states that cross here, its index in `Recorder.blocks`."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """Backward reached another stage."""
+
+    stage: int
+    index: int
+    live: int
+
+
+@dataclass(slots=True)
+class Packed:
+    """One tensor that autograd packed, and whether it still is."""
+
+    key: int
+    block: int | None
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    sequence: int
+    mark: int
+    handle: weakref.ref[Handle]
+
+
+class Handle:
+    """What autograd holds in place of a saved tensor."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
+@dataclass(slots=True)
+class Flops:
+    """Per stage index."""
+
+    forward: dict[int, int] = field(default_factory=dict)
+    backward: dict[int, int] = field(default_factory=dict)
+    recompute: dict[int, int] = field(default_factory=dict)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """The tape of one step. Parameters, buffers and gradients already accumulated do not count."""
+
+    def __init__(self, owned: Iterable[int], *, accumulate_in_place: bool) -> None:
+        super().__init__()
+        self.excluded = set(owned)
+        self.owned = frozenset(self.excluded)
+        self.in_place = accumulate_in_place
+        self.blocks: list[Block] = []
+        self.tape: list[tuple[int, int]] = []  # (+bytes or -bytes, block)
+        self.marks: list[Mark] = []
+        self.turns: list[Turn] = []
+        self.packed: list[Packed] = []
+        self.gradients: dict[int, int] = {}
+        self.flops = Flops()
+        self.hints: dict[str, int] = {}
+        self.phase = "forward"
+        self.live = 0
+        self.end_index = 0
+        self.peaks = {"forward": (0, 0), "backward": (0, 0)}
+        self._by_key: dict[int, int] = {}
+        self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._path: list[str] = []
+        self._paths: tuple[list[int], list[str]] = ([0], [""])
+        self._mark_sequences: list[int] = []
+        self._stage = 0
+        self._fresh = _fresh_counts()
+        self._muted = False
+
+    # -- what ran
+    # -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Count inside this block, stand-in kernels' FLOPs included."""
+        with counting(self._add_flops, self.hints.__setitem__), self:
+            yield
+
+    def enter_module(self, path: str) -> None:
+        self._path.append(path)
+        self._note_path()
+
+    def leave_module(self) -> None:
+        self._path.pop()
+        self._note_path()
+
+    def _note_path(self) -> None:
+        if self.phase == "forward":
+            self._paths[0].append(sequence_number())
+            self._paths[1].append(self.module)
+
+    @property
+    def module(self) -> str:
+        return self._path[-1] if self._path else "<loss>"
+
+    def module_of(self, sequence: int) -> str:
+        """The module that was running when the autograd node of this number was made."""
+        return self._paths[1][bisect_right(self._paths[0], sequence) - 1]
+
+    def mark(self, name: str, tensor: Any = None) -> None:
+        """A stage begins here. Only the first forward marks; a replay does not."""
+        if self.phase == "forward":
+            block = None if tensor is None else self._by_key.get(storage_key(tensor))
+            self.marks.append(Mark(name, len(self.tape), self.live, sequence_number(), block))
+            self._mark_sequences.append(sequence_number())
+            self._stage = len(self.marks) - 1
+
+    def begin_backward(self) -> None:
+        self.end_index = len(self.tape)
+        self.phase = "backward"
+        self.peaks["backward"] = (self.live, len(self.tape))
+
+    # -- what lives
+    # ---------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._muted:
+            return func(*args, **(kwargs or {}))
+        if self.phase == "backward":
+            self._follow_backward()
+        out = branches.run(func, args, kwargs)
+        count = op_flops(func._overloadpacket.__name__, args, out)
+        if count:
+            self._add_flops(count)
+        if self.in_place and self.phase == "backward" and func is torch.ops.aten.add.Tensor:
+            self._accumulated(args, out)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._born(tensor, func)
+        return out
+
+    def _born(self, tensor: Any, func: Any) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._by_key or key in self.excluded:
+            return
+        nbytes = storage.nbytes()
+        size = -(-nbytes // ALIGN) * ALIGN
+        index = len(self.blocks)
+        self.blocks.append(
+            Block(
+                key=key,
+                bytes=size,
+                nbytes=nbytes,
+                shape=tuple(tensor.shape),
+                dtype=dtype_name(tensor.dtype),
+                itemsize=tensor.itemsize,
+                op=str(func),
+                module=self._where(),
+                phase=self.phase,
+                born=len(self.tape),
+            )
+        )
+        self._by_key[key] = index
+        self._watchers[key] = weakref.ref(storage, partial(self._freed, key))
+        self.tape.append((size, index))
+        self.live += size
+        if self.live > self.peaks[self.phase][0]:
+            self.peaks[self.phase] = (self.live, len(self.tape))
+
+    def _freed(self, key: int, _: Any) -> None:
+        self._watchers.pop(key, None)
+        self.excluded.discard(key)
+        self._retire(key)
+
+    def _retire(self, key: int) -> Block | None:
+        index = self._by_key.pop(key, None)
+        if index is None:
+            return None
+        block = self.blocks[index]
+        block.died = len(self.tape)
+        self.tape.append((-block.bytes, index))
+        self.live -= block.bytes
+        return block
+
+    def adopt_gradient(self, parameter: Any) -> None:
+        """The gradient is in `.grad` now: from here on it counts as a gradient, not as an activation."""
+        key = storage_key(parameter.grad)
+        block = self._retire(key)
+        if key not in self.excluded and block is not None:
+            self.gradients[self._stage] = self.gradients.get(self._stage, 0) + block.bytes
+        self.excluded.add(key)
+
+    def _accumulated(self, args: Any, out: Any) -> None:
+        """The engine adds a second gradient into the first in place, if nothing else holds it.
+
+        As `can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp, which a dispatch mode switches
+        off.
+        """
+        old, new = args[0], args[1]
+        if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
+            return
+        if old.shape != out.shape or (not old.is_contiguous() and not _dense(old)):
+            return
+        if (old._use_count(), storage_use_count(old)) == self._fresh:
+            key = storage_key(old)
+            self._retire(key)
+            self.excluded.add(key)
+
+    # -- what autograd keeps
+    # --------------------------------------------------------------------------------------
+
+    def pack(self, tensor: Any) -> Handle:
+        self._muted = True
+        handle = Handle(tensor.detach())
+        self._muted = False
+        key = storage_key(tensor)
+        if key not in self.owned and self.phase == "forward":
+            self.packed.append(
+                Packed(
+                    key=key,
+                    block=self._by_key.get(key),
+                    module=self.module,
+                    shape=tuple(tensor.shape),
+                    dtype=dtype_name(tensor.dtype),
+                    nbytes=tensor.untyped_storage().nbytes(),
+                    sequence=sequence_number() - 1,
+                    mark=self._stage,
+                    handle=weakref.ref(handle),
+                )
+            )
+        return handle
+
+    @staticmethod
+    def unpack(handle: Handle) -> Any:
+        return handle.tensor
+
+    # -- where backward is
+    # ------------------------------------------------------------------------------------------
+
+    def _follow_backward(self) -> None:
+        node = torch._C._current_autograd_node()
+        sequence = node._sequence_nr() if node is not None else None
+        if (
+            sequence is None or sequence > 1 << 62
+        ):  # an accumulation into a parameter belongs where it happens
+            return
+        stage = max(bisect_right(self._mark_sequences, sequence) - 1, 0)
+        if not self.turns or stage != self._stage:
+            self.turns.append(Turn(stage, len(self.tape), self.live))
+        self._stage = stage
+
+    def _where(self) -> str:
+        if self._path or self.phase == "forward":
+            return self.module
+        node = torch._C._current_autograd_node()
+        sequence = node._sequence_nr() if node is not None else 1 << 63
+        return self.module_of(sequence) if sequence <= 1 << 62 else ""
+
+    def _add_flops(self, count: int) -> None:
+        replay = self.phase == "backward" and bool(self._path)
+        side = self.flops.recompute if replay else getattr(self.flops, self.phase)
+        side[self._stage] = side.get(self._stage, 0) + count
+
+
+def storage_key(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def storage_use_count(tensor: Any) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+def sequence_number() -> int:
+    """The number the next autograd node gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def node_names(root: Any) -> dict[int, str]:
+    """Sequence number -> name of every autograd node below `root`."""
+    names: dict[int, str] = {}
+    pending = [root] if root is not None else []
+    seen: set[Any] = set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        names[node._sequence_nr()] = node.name()
+        pending.extend(parent for parent, _ in node.next_functions if parent is not None)
+    return names
+
+
+def _dense(tensor: Any) -> bool:
+    """Non-overlapping and dense: its strides are those of a contiguous tensor, permuted."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class _Probe(TorchDispatchMode):  # type: ignore[misc]
+    """Reads the counts of a gradient that only the engine holds."""
+
+    counts = (0, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.add.Tensor:
+            self.counts = self._read(args)
+        return out
+
+    def _read(self, args: Any) -> tuple[int, int]:
+        old, new = args[0], args[1]
+        del new
+        return old._use_count(), storage_use_count(old)
+
+
+def _fresh_counts() -> tuple[int, int]:
+    """(use count, storage use count), as seen from a dispatch mode, of a gradient nobody else holds:
+    measured."""
+    probe = _Probe()
+    x = torch.ones(2, requires_grad=True)
+    y = x * 1.0
+    loss = (y.sin() + y.cos()).sum()
+    with probe:
+        loss.backward()
+    return probe.counts

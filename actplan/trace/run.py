@@ -1,0 +1,165 @@
+"""One training step of a real model on fake tensors: forward, backward, and what was kept and alive."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..errors import InputError
+from . import build, patches
+from .autocast import autocast
+from .checkpoint import checkpointed
+from .options import TraceOptions
+from .recorder import Recorder, node_names, storage_key
+from .result import TraceResult
+from .stages import layer_paths, stacks
+from .summary import summarise
+
+
+def trace_model(source: Any, options: TraceOptions) -> TraceResult:
+    """Trace one step.
+
+    Args:
+        source: a `config.json`, a folder holding one, a dict or a Transformers configuration object; or
+            `module:function` or a callable that returns (module, inputs) or (module, inputs, loss).
+        options: what to run.
+    """
+    python = build.is_python(source)
+    with (
+        quiet(python),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        patches.framework(options, transformers=not python),
+    ):
+        built = build.build_python(source, options) if python else build.build_transformers(source, options)
+        return trace_built(built, options)
+
+
+def trace_built(built: build.Built, options: TraceOptions) -> TraceResult:
+    """Trace a model that is already built; the fake mode and the framework's patches are the caller's."""
+    model = built.model
+    owned = {storage_key(t) for t in [*model.parameters(), *model.buffers()]}
+    try:
+        with ExitStack() as stack:
+            names = stack.enter_context(patches.model_kernels(model, options, built.model_type))
+            extra = stack.enter_context(checkpointed(model, options.segment_length(), built.forward))
+            recorder = Recorder(owned | extra, accumulate_in_place=options.accumulate == "gpu")
+            for hook in _hooks(model, recorder, built):
+                stack.callback(hook.remove)
+            step = _step(built, options, recorder)
+        return summarise(recorder, built, options, step, (*names, *_attention_name(options)))
+    finally:
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+
+
+class Step:
+    """What must be read between forward and backward, while the graph is alive."""
+
+    def __init__(self, recorder: Recorder, loss: Any) -> None:
+        self.names = node_names(loss.grad_fn)
+        self.alive = {id(p) for p in recorder.packed if p.handle() is not None}
+
+
+def _step(built: build.Built, options: TraceOptions, recorder: Recorder) -> Step:
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
+    with recorder.recording():
+        with hooks, autocast(options.autocast):
+            if built.loss == "fused":
+                out = _with_loss_mark(built, recorder)
+            else:
+                recorder.mark("embedding")
+                out = built.forward()
+        held, loss = (out[1:], out[0]) if isinstance(out, tuple) else ((), out)
+        del out
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            raise InputError("the run returned no tensor that has a gradient")
+        step = Step(recorder, loss)
+        recorder.begin_backward()
+        loss.backward(torch.empty_like(loss) if loss.dim() else None)
+        del held
+    return step
+
+
+def _with_loss_mark(built: build.Built, recorder: Recorder) -> Any:
+    from . import kernels_liger
+
+    function = kernels_liger.fused_linear_cross_entropy
+
+    def marked(*args: Any) -> Any:
+        recorder.mark("loss", args[0])
+        return function(*args)
+
+    with patches.replaced(kernels_liger, "fused_linear_cross_entropy", marked):
+        recorder.mark("embedding")
+        return built.forward()
+
+
+def _hooks(model: Any, recorder: Recorder, built: build.Built) -> list[Any]:
+    """Follow which module runs, mark where stages begin, and take note of finished gradients."""
+    layers = set(layer_paths(model))
+    last = {paths[-1] for paths in stacks(model).values()}
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    handles: list[Any] = []
+    for path, module in model.named_modules():
+        handles += _module_hooks(
+            path, module, recorder, layer=path in layers, last=path in last, head=module is head
+        )
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            handles.append(parameter.register_post_accumulate_grad_hook(recorder.adopt_gradient))
+    return handles
+
+
+def _module_hooks(
+    path: str, module: Any, recorder: Recorder, *, layer: bool, last: bool, head: bool
+) -> list[Any]:
+    def enter(_: Any, args: Any, kwargs: Any) -> None:
+        if layer or head:
+            recorder.mark(path if layer else "head", first_tensor(args, kwargs))
+        recorder.enter_module(path)
+
+    def leave(_: Any, args: Any, out: Any) -> None:
+        recorder.leave_module()
+        if last or head:
+            recorder.mark("loss" if head else f"after {path}", first_tensor((out,), {}))
+
+    return [
+        module.register_forward_pre_hook(enter, with_kwargs=True),
+        module.register_forward_hook(leave, always_call=True),
+    ]
+
+
+def first_tensor(args: Any, kwargs: Any) -> Any:
+    """The hidden states among a module's arguments: the first tensor with a gradient, else the first
+    tensor."""
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    return next((t for t in tensors if t.requires_grad), tensors[0] if tensors else None)
+
+
+def _attention_name(options: TraceOptions) -> tuple[str, ...]:
+    return () if options.attention == "eager" else (f"attention.{options.attention}",)
+
+
+@contextmanager
+def quiet(python: bool) -> Iterator[None]:
+    """Transformers' advice about kernels that are stood in for is of no use here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if python:
+            yield
+            return
+        from transformers.utils import logging
+
+        level = logging.get_verbosity()
+        logging.set_verbosity_error()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(level)

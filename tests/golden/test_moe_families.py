@@ -1,0 +1,124 @@
+"""Mixtures of experts, latent attention, hybrids and Mamba 2 against PyTorch, in variants that published models lack.
+
+The records were made by an outside tool on fake tensors (PyTorch 2.13, Transformers 5.24): `autograd_moe.json` and
+`autograd_mamba.json` of Transformers' own modules, `autograd_moe_liger.json` with stand-ins for what Liger 0.8.5
+patches in a built model. Published models are in `autograd.json` (test_reference.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from golden_reference import REFERENCE, our_rows, traced_rows
+
+from actplan.autograd import Tape
+from actplan.layers.model import Walk, walk
+from actplan.load.config_json import document_of_config
+from actplan.load.resolution import resolve
+from actplan.profile import profile
+from actplan.spec import Model, Run
+from actplan.units import BF16, FP32
+
+FILES = ("autograd_moe.json", "autograd_moe_liger.json", "autograd_mamba.json")
+RECORDS: list[dict[str, Any]] = [
+    record for file in FILES for record in json.loads((REFERENCE / file).read_text(encoding="utf-8"))
+]
+
+
+def name(record: dict[str, Any]) -> str:
+    words = [record["case"], record["attn"], record["gdn"], record["kernels"], record["loss"], record["dtype"]]
+    return " ".join([*words, f"{record['batch']}x{record['seq']}", *(["ckpt"] if record["ckpt"] else [])])
+
+
+def model_of(record: dict[str, Any]) -> Model:
+    return resolve(document_of_config(record["config"], name="x", source="x"))
+
+
+def run_of(record: dict[str, Any]) -> Run:
+    return Run(
+        sequence_length=record["seq"],
+        micro_batch_size=record["batch"],
+        dtype={"bfloat16": BF16, "float32": FP32}[record["dtype"]],
+        attention="flash" if record["attn"] == "fa2" else record["attn"],
+        linear_attention="fla" if record["gdn"] == "fla" else "torch",
+        kernels=record["kernels"],
+        loss=record["loss"],
+    )
+
+
+def walked(record: dict[str, Any]) -> Walk:
+    """The run, adding gradients out of place as a tracer does."""
+    segments = tuple((i, i) for i in range(record["num_layers"])) if record["ckpt"] else ()
+    return walk(model_of(record), run_of(record), segments, tape=Tape(in_place=False))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=name)
+def test_every_tensor_and_both_peaks(record: dict[str, Any]) -> None:
+    run = walked(record)
+    ledger = [
+        {"module": r.module or "loss", "shape": r.shape, "dtype": r.dtype, "bytes": r.nbytes, "count": r.count}
+        for r in run.tape.ledger
+    ]
+    assert our_rows(ledger) == traced_rows(record)
+    assert run.saved_bytes == record["saved_bytes"]
+    by_layer: Counter[int] = Counter()
+    for row in run.tape.ledger:
+        number = next((part for part in row.module.split(".") if part.isdigit()), None)
+        by_layer[-1 if number is None else int(number)] += row.nbytes * row.count
+    assert [by_layer[i] for i in range(record["num_layers"])] == record["layer_saved_bytes"]
+    # the tracer counts the token ids, which it makes itself, where a fused loss saves nothing of them
+    ids = 8 * record["batch"] * record["seq"] if record["loss"] == "fused" else 0
+    for what in ("end_forward_bytes", "peak_forward_bytes", "peak_backward_bytes"):
+        assert getattr(run, what) in (record[what], record[what] - ids), what
+
+
+@pytest.mark.parametrize("record", RECORDS[::3], ids=name)
+def test_parameters(record: dict[str, Any]) -> None:
+    measured = profile(model_of(record), run_of(record))
+    assert measured.num_parameters == record["parameters"]
+
+
+WHOLE = {
+    # Transformers 5.24, AutoModelForCausalLM.from_config on the meta device, of tests/reference/configs
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "qwen3.5-35b-a3b": 34_660_610_688,
+    "gpt-oss-20b": 20_914_757_184,
+    "deepseek-v3": 671_026_404_352,
+}
+
+
+@pytest.mark.parametrize("preset", WHOLE)
+def test_parameters_of_whole_models(preset: str) -> None:
+    from actplan.load import load_model
+
+    assert profile(load_model(preset, preset=True), Run(sequence_length=64)).num_parameters == WHOLE[preset]
+
+
+def test_only_active_experts_cost_flops() -> None:
+    from actplan.load import load_model
+
+    model = load_model("mixtral-8x7b", preset=True, overrides=["num_layers=1"])
+    wide = load_model("mixtral-8x7b", preset=True, overrides=["num_layers=1", "num_experts=16"])
+    run = Run(sequence_length=1024, loss="none")
+    more = 2 * 1024 * model.hidden_size * 8 * 2  # eight more router logits, twice: nothing else
+    flops = walk(model, run).tape.flops, walk(wide, run).tape.flops
+    assert flops[1] - flops[0] == more // 2
+    experts = 2 * 1024 * 2 * 3 * model.hidden_size * 14336
+    assert flops[0] > experts
+
+
+def test_flash_attention_2_pads_the_values_of_latent_attention() -> None:
+    from actplan.load import load_model
+
+    model = load_model("deepseek-v3", preset=True, overrides=["num_layers=1"])
+    kept = {a: walk(model, Run(sequence_length=512, attention=a)).saved_bytes for a in ("flash", "flash2")}  # type: ignore[arg-type]
+    heads, missing, value = 128, 64, 128
+    # padded values and output; the projection's own output is no longer kept, a cut copy of the output is
+    padded = 512 * heads * 2 * (2 * (value + missing) + value)
+    plain = 512 * heads * 2 * (128 + value + value)
+    assert kept["flash2"] - kept["flash"] == padded - plain

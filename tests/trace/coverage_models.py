@@ -1,0 +1,199 @@
+"""Try every model type of the installed Transformers, small: which give a ledger, and why the others do not.
+
+    python tests/trace/coverage_models.py [--types a,b] [--again] [--output FILE]
+
+Types already in the output are not tried again, unless asked for.
+
+Each type runs in a process of its own, with a time limit, so that one that hangs or aborts costs only itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import sys
+from pathlib import Path
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "n_layer": 5,
+    "n_layers": 5,
+    "num_layers": 5,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "hidden_size": 64,
+    "d_model": 64,
+    "n_embd": 64,
+    "dim": 64,
+    "embed_dim": 64,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "n_heads": 4,
+    "num_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "ffn_dim": 128,
+    "n_inner": 128,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "vocab_size": 256,
+    "num_experts": 4,
+    "num_local_experts": 4,
+}
+REFERENCE = Path(__file__).parent.parent / "reference" / "trace_coverage.json"
+SEQ, BATCH, LIMIT_S = 48, 2, 90
+
+
+def small_config(model_type: str) -> Any:
+    """The type's default configuration with as many fields made small as it accepts together."""
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(model_type)
+    known = {k: v for k, v in SMALL.items() if isinstance(getattr(default, k, None), int)}
+    layers = {k: v for k, v in known.items() if "layer" in k}
+    for fields in (known, layers, {}):
+        try:
+            return AutoConfig.for_model(model_type, **fields)
+        except Exception:
+            continue
+    return default
+
+
+def shallow_config(model_type: str) -> Any:
+    """The type's default configuration with few layers; widths cost nothing on fake tensors."""
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(model_type)
+    layers = {k: v for k, v in SMALL.items() if "layer" in k and isinstance(getattr(default, k, None), int)}
+    return AutoConfig.for_model(model_type, **layers)
+
+
+def attempt(model_type: str) -> dict[str, Any]:
+    """One type: with few layers, then also narrow, then as it is by default."""
+    from transformers import AutoConfig
+
+    tried: list[str] = []
+    for make in (shallow_config, small_config, AutoConfig.for_model):
+        try:
+            return _ledger(make(model_type))
+        except Exception as error:
+            tried.append(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    return {"status": "no ledger", "reason": tried[0]}
+
+
+def _ledger(config: Any) -> dict[str, Any]:
+    from actplan.trace import TraceOptions, fit_ledger
+
+    options = TraceOptions(dtype="bf16", attention="sdpa")
+    ledger = fit_ledger(config, options, lengths=(SEQ - 13, SEQ), batches=(BATCH,), check=[(BATCH, SEQ - 5)])
+    check = ledger.checked[0]
+    return {
+        "status": "ledger",
+        "loss": ledger.run["loss"],
+        "layer_kinds": sum(stage.role == "layer" for stage in ledger.stages.values()),
+        "saved_error_bytes": check.saved_error_bytes,
+        "peak_error": check.peak_error,
+        "saved_bytes": ledger.evaluate(BATCH, SEQ - 5).saved_bytes,
+        "notes": list(ledger.notes),
+    }
+
+
+def _child(model_type: str, pipe: Any) -> None:
+    import resource
+
+    import torch
+
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
+    try:
+        pipe.send(attempt(model_type))
+    except BaseException as error:
+        pipe.send({"status": "no ledger", "reason": f"{type(error).__name__}: {error}"[:200]})
+
+
+def in_process(model_type: str, limit_s: float = 6 * LIMIT_S) -> dict[str, Any]:
+    """`attempt` in a forked process."""
+    ours, theirs = mp.get_context("fork").Pipe()
+    child = mp.get_context("fork").Process(target=_child, args=(model_type, theirs))
+    child.start()
+    theirs.close()
+    try:
+        found: dict[str, Any] = (
+            ours.recv() if ours.poll(limit_s) else {"status": "no ledger", "reason": "too slow"}
+        )
+    except EOFError:
+        found = {"status": "no ledger", "reason": f"more than {LIMIT_S} s of one core"}
+    child.kill()
+    child.join()
+    return found
+
+
+def model_types() -> dict[str, str]:
+    """Every model type -> what it is: `text` for one with a language-model class, else `other`."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return {
+        name: "text" if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else "other"
+        for name in CONFIG_MAPPING_NAMES
+    }
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--types", default="")
+    parser.add_argument("--output", default=str(REFERENCE))
+    options = parser.parse_args(arguments)
+    import torch
+    import transformers
+
+    _warm()
+    kinds = model_types()
+    every = sorted(kinds, key=lambda name: (kinds[name] != "text", name))
+    path = Path(options.output)
+    known: dict[str, Any] = {}
+    if path.exists() and not options.again:
+        known = json.loads(path.read_text(encoding="utf-8"))["models"]
+    results = {name: known[name] for name in every if name in known}
+    chosen = options.types.split(",") if options.types else [name for name in every if name not in results]
+    for model_type in chosen:
+        results[model_type] = {"kind": kinds.get(model_type, "other"), **in_process(model_type)}
+        print(model_type, results[model_type], flush=True)
+        _write(path, results, torch.__version__, transformers.__version__)
+
+
+def _warm() -> None:
+    """Import what every child needs, once; no backward here: autograd's threads do not survive a fork."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    import actplan.trace.fit  # noqa: F401
+
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", num_hidden_layers=1))
+        model(torch.zeros(1, 8, dtype=torch.long))
+
+
+def _write(path: Path, results: dict[str, Any], torch_version: str, transformers_version: str) -> None:
+    ok = sum(r["status"] == "ledger" for r in results.values())
+    body = {
+        "torch": torch_version,
+        "transformers": transformers_version,
+        "batch": BATCH,
+        "lengths": [SEQ - 13, SEQ],
+        "checked_at": SEQ - 5,
+        "with_ledger": ok,
+        "without": len(results) - ok,
+        "models": results,
+    }
+    path.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,101 @@
+"""A ledger fitted at a few sizes predicts others: saved tensors to the byte, peaks closely."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trace_cases as cases
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from actplan.ledgerfile import Evaluation, load_ledger, write_ledger  # noqa: E402
+from actplan.trace import TraceOptions, compare, fit_ledger, trace_model  # noqa: E402
+
+CASES = {
+    "llama": ("llama-3.2-1b.json", TraceOptions(attention="eager", num_layers=5), (1, 3000)),
+    "qwen-liger": (
+        "qwen3.8-27b.json",
+        TraceOptions(attention="flash", linear_attention="fla", kernels="liger", loss="fused", num_layers=8),
+        (2, 3000),
+    ),
+    "moe": ("mixtral-8x7b.json", TraceOptions(attention="flash", loss="none", num_layers=4), (2, 777)),
+}
+
+
+def _rows(result: Any) -> Counter[tuple[Any, ...]]:
+    rows = result.rows if isinstance(result, Evaluation) else result.rows()
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for _, module, shape, dtype, size, count in rows:
+        counts[(module, shape, dtype, size)] += count
+    return counts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_lengths_predict_a_third(name: str, tmp_path: Any) -> None:
+    config, options, (batch, seq) = CASES[name]
+    path = str(cases.CONFIGS / config)
+    fitted = fit_ledger(
+        path, options, lengths=(1001, 2057), batches=(1, 2, 3) if batch > 1 else (1, 2), check=[]
+    )
+    write_ledger(fitted, tmp_path / "ledger.yaml")
+    ledger = load_ledger(tmp_path / "ledger.yaml")
+    assert [p.name for p in tmp_path.iterdir()] == ["ledger.yaml"]
+    guess = ledger.evaluate(batch, seq)
+    truth = trace_model(path, replace(options, batch=batch, seq=seq))
+    assert _rows(guess) == _rows(truth)
+    assert compare(guess.rows, guess.rows) == []
+    assert guess.layer_saved_bytes == truth.layer_saved_bytes
+    assert sum(guess.outside_layers.values()) == sum(truth.outside_layers.values())
+    peaks = guess.peaks()
+    for field in ("end_forward_bytes", "peak_forward_bytes", "peak_backward_bytes"):
+        assert getattr(peaks, field) == pytest.approx(getattr(truth, field), rel=1e-3)
+
+
+def test_a_loop_over_chunks_is_fitted_by_its_counts() -> None:
+    """The torch fallback of the gated delta rule runs once a chunk: counts grow with ceil(T/64)."""
+    config = str(cases.CONFIGS / "qwen3.8-27b.json")
+    options = TraceOptions(attention="flash", loss="none", num_layers=2)
+    ledger = fit_ledger(config, options, lengths=(137, 200, 329), batches=(1,), check=[])
+    guess = ledger.evaluate(1, 450)
+    truth = trace_model(config, replace(options, seq=450))
+    assert _rows(guess) == _rows(truth)
+    assert any("ceil(T/64)" in row.count for stage in ledger.stages.values() for row in stage.saved)
+    assert guess.peaks().peak_backward_bytes == pytest.approx(truth.peak_backward_bytes, rel=5e-3)
+
+
+def test_checkpointed_layers_follow_from_the_chain() -> None:
+    """SCHEDULING.md's model on the ledger's numbers meets a traced run with every layer checkpointed."""
+    config = str(cases.CONFIGS / "llama-3.2-1b.json")
+    options = TraceOptions(attention="flash", loss="none", num_layers=5)
+    stages = (
+        fit_ledger(config, options, lengths=(1001, 2057), batches=(1,), check=[]).evaluate(1, 4096).stages
+    )
+    kept = peak = 0
+    for stage in stages:
+        inside = kept + stage.x + stage.s + stage.x_out
+        replay = stage.held + stage.x_out if stage.role == "layer" else 0
+        peak = max(peak, inside + stage.tb + stage.held * (stage.role == "layer"), inside + stage.tf + replay)
+        kept += stage.x if stage.role == "layer" else stage.x + stage.s
+    truth = trace_model(config, replace(options, seq=4096, checkpoint="layer"))
+    assert peak == pytest.approx(truth.peak_backward_bytes, rel=5e-3)
+    assert kept == pytest.approx(truth.end_forward_bytes, rel=5e-3)
+
+
+def test_the_whole_model_comes_from_a_few_layers() -> None:
+    """Each kind is traced once and the pattern is the full one; layers that differ keep their own kind."""
+    config = str(cases.CONFIGS / "qwen3.8-27b.json")
+    options = TraceOptions(attention="flash", linear_attention="fla", loss="none")
+    ledger = fit_ledger(config, options, lengths=(500, 1001), batches=(1,), check=[(1, 777)])
+    layers = [s for s in ledger.evaluate(1, 4096).stages if s.role == "layer"]
+    assert len(layers) == 64
+    assert [s.kind for s in layers[:8]] == [s.kind for s in layers[8:16]]
+    assert layers[3].kind != layers[0].kind
+    record = next(r for r in cases.records() if r["config"] == "qwen3.8-27b.json" and r["loss"] == "none")
+    assert [s.saved_bytes for s in layers[:4]] == record["layer_saved_bytes"]
+    assert ledger.checked[0].saved_error_bytes == 0
+    assert ledger.num_parameters > 25 * 10**9

@@ -1,0 +1,95 @@
+"""A run must not leak a patched kernel into the next, however it ends."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import trace_cases as cases
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+LLAMA, QWEN = str(cases.CONFIGS / "llama-3.2-1b.json"), str(cases.CONFIGS / "qwen3.8-27b.json")
+
+
+def _state() -> dict[str, Any]:
+    """Everything the tracer may replace."""
+    from transformers import masking_utils, modeling_utils
+    from transformers.models.llama import modeling_llama
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    return {
+        "sdpa": torch.nn.functional.scaled_dot_product_attention,
+        "attention": dict(modeling_utils.AttentionInterface._global_mapping),
+        "masks": dict(masking_utils.AttentionMaskInterface._global_mapping),
+        "tracing": masking_utils.is_tracing,
+        "packed": masking_utils.find_packed_sequence_indices,
+        "initialize": modeling_utils.PreTrainedModel.initialize_weights,
+        "llama": {k: v for k, v in vars(modeling_llama).items() if callable(v)},
+        "qwen": {k: v for k, v in vars(modeling_qwen3_5).items() if callable(v)},
+        "norm": modeling_llama.LlamaRMSNorm.forward,
+    }
+
+
+def _options(**changes: Any) -> Any:
+    from actplan.trace import TraceOptions
+
+    return TraceOptions(**{"seq": 256, "num_layers": 2, **changes})
+
+
+def test_nothing_is_left_behind() -> None:
+    from actplan.trace import trace_model
+
+    before = _state()
+    trace_model(LLAMA, _options(attention="flash", kernels="liger", loss="fused"))
+    trace_model(QWEN, _options(attention="sdpa", linear_attention="fla", checkpoint="layer", num_layers=4))
+    assert _state() == before
+
+
+def test_nothing_is_left_behind_by_a_failing_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from actplan.trace import kernels_attention, trace_model
+
+    before = _state()
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("kernel")
+
+    monkeypatch.setattr(kernels_attention.FlashAttention, "apply", broken)
+    with pytest.raises(RuntimeError, match="kernel"):
+        trace_model(LLAMA, _options(attention="flash", kernels="liger"))
+    assert _state() == before
+    assert not torch._C._len_torch_dispatch_stack()
+
+
+def test_a_run_after_other_kernels_is_the_same_run() -> None:
+    from actplan.trace import trace_model
+
+    first = trace_model(QWEN, _options(linear_attention="torch", num_layers=4))
+    trace_model(QWEN, _options(linear_attention="fla", kernels="liger", attention="flash", num_layers=4))
+    again = trace_model(QWEN, _options(linear_attention="torch", num_layers=4))
+    assert again.rows() == first.rows()
+    assert again.peak_backward_bytes == first.peak_backward_bytes
+    assert any(shape[-2:] == (64, 64) for _, _, shape, *_ in again.rows())
+
+
+def test_liger_is_refused_where_its_patches_are_not_known() -> None:
+    from actplan.errors import InputError
+    from actplan.trace import trace_model
+
+    with pytest.raises(InputError, match="Liger"):
+        trace_model(str(cases.CONFIGS / "gpt2.json"), _options(kernels="liger"))
+
+
+def test_sdpa_is_counted_on_the_flash_path() -> None:
+    """The same tensors as FlashAttention, and no mask; a mask is met by the memory-efficient kernel."""
+    from actplan.trace import trace_model
+
+    flash, sdpa = (trace_model(LLAMA, _options(attention=a)) for a in ("flash", "sdpa"))
+    assert sdpa.rows() == flash.rows()
+    window = str(cases.CONFIGS / "gemma-3-27b.json")
+    masked = trace_model(window, _options(attention="sdpa", seq=2048, loss="none"))
+    assert any(t.reason == "EfficientAttentionBackward" for t in masked.saved)
+    assert "transformers" in sys.modules
