@@ -147,6 +147,102 @@ class Peak(Part):
     alive: tuple[PeakRow, ...] | UnsetType = UNSET
 
 
+class PhaseBytes(Part):
+    """One phase of a step: what one rank has allocated at its highest point, by category."""
+
+    phase: str
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    loss_bytes: int
+    workspace_bytes: int
+    communication_bytes: int
+    total_bytes: int
+    first_step_total_bytes: int
+
+
+class Band(Part):
+    """A range whose ends have a source, never a silent factor."""
+
+    low: int
+    high: int
+
+
+class BudgetLine(Part):
+    """One term of the static half, with its reason and source."""
+
+    category: str
+    name: str
+    bytes: int
+    phases: tuple[str, ...]
+    reason: str
+    source: str
+
+
+class StageBytes(Part):
+    """One pipeline stage: its layers, the microbatches it holds, its highest point."""
+
+    stage: int
+    first_layer: int
+    last_layer: int
+    in_flight: int
+    peak_phase: str
+    total_bytes: int
+
+
+class Budget(Part):
+    """One rank's memory. `total_bytes` is allocated; with pipeline stages, of the fullest one."""
+
+    recipe: str
+    optimizer: str
+    mesh: dict[str, int]
+    phases: tuple[PhaseBytes, ...]
+    peak_phase: str
+    total_bytes: int
+    reserved_bytes: Band
+    framework_bytes: Band
+    device_bytes: Band
+    host_bytes: int
+    lines: tuple[BudgetLine, ...]
+    stage: int
+    stages: tuple[StageBytes, ...] | UnsetType = UNSET
+
+
+class Remedy(Part):
+    """A change that was tried: the device bytes with it, whether it then fits, and what it costs."""
+
+    change: str
+    device_bytes: Band
+    fits: bool
+    recompute_flops_fraction: float
+    cost: str
+
+
+class Fit(Part):
+    """The verdict against a limit. `blame` is the largest category at the peak."""
+
+    limit_bytes: int
+    fits: bool
+    headroom_bytes: int
+    fit_on: str
+    device: str | UnsetType = UNSET
+    blame: str | UnsetType = UNSET
+    remedies: tuple[Remedy, ...] | UnsetType = UNSET
+
+
+class Cost(Part):
+    """What a run of so many tokens costs, and the share of it that recomputation takes."""
+
+    tokens: int
+    gpus: int
+    mfu: float
+    step_flops_per_token: int
+    gpu_hours: float
+    recompute_gpu_hours: float
+    recompute_share: float
+
+
 class Note(Part):
     """Something a reader must know. `code` is a stable word."""
 
@@ -164,6 +260,9 @@ class Report(Part):
     segmentations: tuple[Segmentation, ...] | UnsetType = UNSET
     peak: Peak | UnsetType = UNSET
     ledger: tuple[LedgerRow, ...] | UnsetType = UNSET
+    budget: Budget | UnsetType = UNSET
+    fit: Fit | UnsetType = UNSET
+    cost: Cost | UnsetType = UNSET
     notes: tuple[Note, ...] = ()
 
 

@@ -44,9 +44,17 @@ def rows(model: Model, run: Run, axes: Sequence[Axis]) -> Iterator[dict[str, obj
     names = [axis.name for axis in axes]
     for values in product(*(axis.values for axis in axes)):
         changed: dict[str, Any] = dict(zip(names, values, strict=True))
-        point = structs.replace(run, **changed)
-        place = {name: _plain(getattr(point, name)) for name in dict.fromkeys((*_ALWAYS, *names))}
+        point = at_point(run, changed)
+        place = {name: _plain(getattr(point, name)) for name in _ALWAYS}
+        place.update({name.rpartition(".")[2]: _plain(value) for name, value in changed.items()})
         yield {**place, **estimate.sweep_row(model, point)}
+
+
+def at_point(run: Run, changed: dict[str, Any]) -> Run:
+    """The run with these settings; `mesh.tp` is a degree of its mesh."""
+    degrees = {name.partition(".")[2]: value for name, value in changed.items() if "." in name}
+    plain = {name: value for name, value in changed.items() if "." not in name}
+    return structs.replace(run, **plain, mesh=structs.replace(run.mesh, **degrees))
 
 
 def document(found: Iterable[dict[str, object]]) -> dict[str, object]:

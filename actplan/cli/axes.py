@@ -28,6 +28,12 @@ class RunAxis:
     def option(self) -> str:
         return self.flag[2:].replace("-", "_")
 
+    @property
+    def degree(self) -> str | None:
+        """The degree of parallelism that it sets, for a field of the run's mesh."""
+        mesh, dot, name = self.field.partition(".")
+        return name if dot and mesh == "mesh" else None
+
 
 def numbers(text: str, flag: str) -> tuple[object, ...]:
     """Every number that a list or range names."""
@@ -80,6 +86,7 @@ RUN_AXES = (
     RunAxis("--linear-attention", "linear_attention", _words(LinearAttentionKernel)),
     RunAxis("--kernels", "kernels", _words(Kernels)),
     RunAxis("--loss", "loss", _words(Loss)),
+    *(RunAxis(f"--{name}", f"mesh.{name}", numbers) for name in ("dp", "tp", "cp", "pp", "vpp", "ep", "etp")),
     RunAxis("--checkpoint-dtype", "checkpoint_dtype", _dtypes),
     RunAxis("--checkpoint", "checkpoint", _policies),
 )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
+from .budgeting import with_budget
 from .grouping import grouped
-from .options import ModelOptions, RunOptions
+from .options import BudgetOptions, ModelOptions, RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
@@ -14,18 +17,19 @@ if TYPE_CHECKING:
 
 
 @grouped
-def command(model: ModelOptions, run: RunOptions, output: OutputOptions) -> None:
+def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output: OutputOptions) -> int:
     """What a training step keeps for backward, and what each way of checkpointing saves and costs.
 
     Three estimates side by side: the residual stream, the textbook count, and what PyTorch's autograd really
-    keeps for this model and these kernels.
+    keeps for this model and these kernels. With a recipe, a device or a limit, the whole budget of one rank and
+    whether it fits (exit 1 if not).
     """
     output.kind()
     from .. import estimate
 
     planned = model.load()
     settings = run.run(planned)
-    report = estimate.estimate(planned, settings)
+    report = with_budget(estimate.estimate(planned, settings), planned, settings, budget)
 
     def blocks() -> list[Block]:
         from ..render.estimate import blocks
@@ -38,3 +42,4 @@ def command(model: ModelOptions, run: RunOptions, output: OutputOptions) -> None
         return sheet(report)
 
     output.emit(report, blocks, sheet)
+    return 0 if report.fit is UNSET or report.fit.fits else 1

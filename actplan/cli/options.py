@@ -11,6 +11,7 @@ from typing import Annotated
 from typer import Option
 
 from ..errors import InputError
+from ..mesh import Mesh
 from ..spec import Model, Run
 from .axes import RUN_AXES, RunAxis
 
@@ -94,6 +95,15 @@ class RunOptions:
         bool, Option("--hold-logits", help="The caller still holds the logits during backward.")
     ] = False
 
+    dp: Annotated[str | None, Option("--dp", metavar="N", help="Data-parallel ranks.")] = None
+    tp: Annotated[str | None, Option("--tp", metavar="N", help="Tensor-parallel ranks.")] = None
+    sp: Annotated[bool, Option("--sp", help="Sequence parallelism in the tensor-parallel group.")] = False
+    cp: Annotated[str | None, Option("--cp", metavar="N", help="Context-parallel ranks.")] = None
+    pp: Annotated[str | None, Option("--pp", metavar="N", help="Pipeline stages.")] = None
+    vpp: Annotated[str | None, Option("--vpp", metavar="N", help="Model chunks of a stage.")] = None
+    ep: Annotated[str | None, Option("--ep", metavar="N", help="Expert-parallel ranks.")] = None
+    etp: Annotated[str | None, Option("--etp", metavar="N", help="Tensor-parallel ranks of an expert.")] = None
+
     def run(self, model: Model) -> Run:
         """The one run that is meant."""
         return self.assemble(model, {axis.field: _only(axis, values) for axis, values in self.axes().items()})
@@ -107,11 +117,50 @@ class RunOptions:
         """A run from parsed settings, and what the model decides where none is given."""
         if "attention" not in chosen:
             chosen = {**chosen, "attention": "sdpa" if model.supports_sdpa else "eager"}
-        return Run(**chosen, hold_logits=self.hold_logits)  # type: ignore[arg-type]
+        degrees = {name: chosen[f"mesh.{name}"] for name in Mesh.__struct_fields__ if f"mesh.{name}" in chosen}
+        plain = {name: value for name, value in chosen.items() if "." not in name}
+        mesh = Mesh(**degrees, sp=self.sp)  # type: ignore[arg-type]
+        return Run(**plain, mesh=mesh, hold_logits=self.hold_logits)  # type: ignore[arg-type]
 
     def _text(self, axis: RunAxis) -> str | None:
         text = getattr(self, axis.option)
         return text if text is None else str(text)
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """What else a rank holds, on which device it must fit, and what the run costs."""
+
+    recipe: Annotated[
+        str | None,
+        Option("--recipe", metavar="NAME", help="How weights are trained: bf16, autocast, fsdp, zero-3, lora, …"),
+    ] = None
+    optimizer: Annotated[
+        str | None, Option("--optimizer", metavar="NAME", help="adamw, adamw8bit, adafactor, lion, muon, sgd, …")
+    ] = None
+    microbatches: Annotated[
+        str | None, Option("--microbatches", metavar="N", help="Micro-batches of an optimizer step.")
+    ] = None
+    gpu: Annotated[str | None, Option("--gpu", metavar="NAME", help="The device; exit 1 if it does not fit.")] = None
+    limit: Annotated[
+        str | None, Option("--limit", metavar="SIZE", help="A limit such as 76GiB; exit 1 if it does not fit.")
+    ] = None
+    fit_on: Annotated[
+        str, Option("--fit-on", metavar="allocated|reserved|device", help="What must be within the limit.")
+    ] = "device"
+    tokens: Annotated[
+        str | None,
+        Option("--tokens", metavar="N", help="Tokens of the run, 300B or 1T, or `chinchilla`: 20 a parameter."),
+    ] = None
+    gpus: Annotated[str | None, Option("--gpus", metavar="N", help="Devices of the run (default: the mesh's).")] = None
+    mfu: Annotated[
+        str, Option("--mfu", metavar="SHARE", help="Model FLOPs utilisation of the run, for GPU-hours.")
+    ] = "0.4"
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a budget is asked for at all."""
+        return any((self.recipe, self.optimizer, self.microbatches, self.gpu, self.limit))
 
 
 def _only(axis: RunAxis, values: Sequence[object]) -> object:

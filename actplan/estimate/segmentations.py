@@ -60,8 +60,14 @@ class Table:
     def _lowest(self, choices: list[EveryK], peak: Callable[[Policy], int]) -> Policy:
         return min(choices, key=lambda policy: (peak(policy), policy.k))
 
+    @cached_property
+    def _textbook_boundary(self) -> int:
+        """What a segment keeps by the textbook, which divides no widths."""
+        dtype = self.run.checkpoint_dtype or self.run.dtype
+        return self.run.tokens * self.subject.model.hidden_size * dtype.itemsize
+
     def _textbook_peak(self, policy: Policy) -> int:
-        return textbook.segmented(self.layer_bytes, self.subject.held_bytes, policy.segments(self.layers)).peak_bytes
+        return textbook.segmented(self.layer_bytes, self._textbook_boundary, policy.segments(self.layers)).peak_bytes
 
     def _autograd_peak(self, policy: Policy) -> int:
         return self.subject.under(policy).peak_bytes
@@ -73,7 +79,7 @@ class Table:
             policy=str(policy),
             num_segments=len(segments),
             recompute_flops_fraction=autograd.recompute_flops_fraction,
-            textbook=textbook.segmented(self.layer_bytes, self.subject.held_bytes, segments),
+            textbook=textbook.segmented(self.layer_bytes, self._textbook_boundary, segments),
             autograd=self._accounting(autograd),
         )
 

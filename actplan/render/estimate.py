@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from ..report import Accounting, Estimates, Peak, Report, Segmentation
+from . import budget
 from .blocks import Block, Column, Line, Note, Table
 from .csv import Sheet
 from .heading import model_line, run_line
@@ -34,6 +35,7 @@ def blocks(report: Report, *, bars: Sequence[Bar] = ()) -> list[Block]:
     shown.extend(_bars(bars))
     if report.segmentations is not UNSET:
         shown.append(_segmentations(report))
+    shown.extend(budget.blocks(report))
     shown.extend(Note(note.message) for note in report.notes)
     return shown
 
@@ -69,8 +71,8 @@ def _estimates(estimates: Estimates) -> Table:
 
 
 def peak_place(peak: Peak) -> str:
-    """`in the backward of layers.63`."""
-    return f"in the {peak.phase} of {peak.stage}"
+    """`in the backward of layer 63`; the head's is the loss."""
+    return f"in the {peak.phase} of {'the loss' if peak.stage == 'head' else peak.stage}"
 
 
 def _bars(bars: Sequence[Bar]) -> list[Table]:

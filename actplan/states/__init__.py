@@ -167,6 +167,11 @@ def _gradients(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line
     return lines
 
 
+def gradient_bytes(unit: Unit, recipe: Recipe, mesh: Mesh) -> int:
+    """What one unit's gradients add on this rank when its backward has run."""
+    return sum(piece.gradient * _gradient_itemsize(piece, recipe) for piece in pieces(unit, recipe, mesh))
+
+
 def _gradient_itemsize(piece: Piece, recipe: Recipe) -> int:
     if isinstance(recipe.sharding, Fsdp) or recipe.buffered:
         return recipe.gradients.itemsize
@@ -234,6 +239,7 @@ __all__ = [
     "States",
     "Unit",
     "chunk_layers",
+    "gradient_bytes",
     "padded",
     "stage_chunks",
     "states",

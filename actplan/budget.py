@@ -1,0 +1,275 @@
+"""The whole budget of one rank: what is static, and what a step allocates, phase by phase.
+
+Terms that never live at once are never added: the peak is the largest of three phases, each summed on its own.
+In backward, gradients count as they appear, stage by stage, unless a recipe keeps them in a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from .chain import Chain, Checkpointed, Evaluation, Schedule, Stage, Stored, Unit, evaluate
+from .estimate.autograd import Subject
+from .gpus import Gpu, framework_bytes, library_workspace, reserved_range
+from .mesh import Mesh
+from .policies import Layers, Policy, Segment
+from .recipes import Recipe
+from .report import Band, Budget, BudgetLine, PhaseBytes, StageBytes
+from .spec import Model, Run
+from .states import PipelineSplit, States, gradient_bytes, stage_chunks, states, units_of
+from .states.result import Phase
+from .states.units import Unit as WeightUnit
+
+PHASES: tuple[Phase, ...] = ("forward_loss", "backward", "optimizer_step")
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a budget needs beside model and run.
+
+    microbatches: of one optimizer step; a pipeline stage holds no more of them at once.
+    """
+
+    recipe: Recipe
+    microbatches: int | None = None
+    split: PipelineSplit | None = None
+    gpu: Gpu | None = None
+
+
+class StagePlan(msgspec.Struct, frozen=True):
+    """One pipeline stage: its chunks as (first, last) layer, whether embedding and head are on it."""
+
+    number: int
+    chunks: tuple[tuple[int, int], ...]
+    embedding: bool
+    head: bool
+    in_flight: int
+
+
+class StageBudget(msgspec.Struct, frozen=True):
+    """One stage's phases."""
+
+    plan: StagePlan
+    phases: tuple[PhaseBytes, ...]
+    states: States
+
+    @property
+    def peak(self) -> PhaseBytes:
+        """The phase in which most is allocated; of two equals the earlier."""
+        return max(self.phases, key=lambda phase: phase.total_bytes)
+
+
+def budget(model: Model, run: Run, job: Job, subject: Subject) -> Budget:
+    """The budget of the fullest pipeline stage, and every stage's total."""
+    stages = [_stage(plan, run, job, subject) for plan in stage_plans(model, run, job, subject)]
+    worst = max(stages, key=lambda stage: stage.peak.total_bytes)
+    total = worst.peak.total_bytes
+    reserved = reserved_range(total, eager_attention=run.attention == "eager")
+    framework = _framework(run.mesh, job.gpu)
+    return Budget(
+        recipe=job.recipe.name,
+        optimizer=job.recipe.optimizer.name,
+        mesh=degrees(run.mesh),
+        phases=worst.phases,
+        peak_phase=worst.peak.phase,
+        total_bytes=total,
+        reserved_bytes=Band(low=reserved[0], high=reserved[1]),
+        framework_bytes=Band(low=framework[0], high=framework[1]),
+        device_bytes=Band(low=reserved[0] + framework[0], high=reserved[1] + framework[1]),
+        host_bytes=worst.states.host_bytes,
+        lines=_lines(worst.states),
+        stage=worst.plan.number,
+        **({"stages": tuple(_summary(stage) for stage in stages)} if run.mesh.pp > 1 else {}),
+    )
+
+
+def degrees(mesh: Mesh) -> dict[str, int]:
+    """Every degree, 1 where nothing is divided."""
+    return {name: int(getattr(mesh, name)) for name in Mesh.__struct_fields__}
+
+
+# --- what a step allocates ------------------------------------------------------------------------------------
+
+
+def stage_plans(model: Model, run: Run, job: Job, subject: Subject) -> list[StagePlan]:
+    """Layers, ends and microbatches in flight of every stage."""
+    units = units_of(subject.profile)
+    plans = []
+    for number in range(run.mesh.pp):
+        chunks = stage_chunks(units, run.mesh, number, job.split)
+        spans = tuple(span for chunk in chunks if (span := _span(chunk)) is not None)
+        kinds = {unit.kind for chunk in chunks for unit in chunk}
+        plans.append(
+            StagePlan(
+                number, spans, "embedding" in kinds, "head" in kinds, in_flight(run.mesh, number, job.microbatches)
+            )
+        )
+    return plans
+
+
+def in_flight(mesh: Mesh, stage: int, microbatches: int | None) -> int:
+    """Microbatches (of one chunk each, with virtual stages) whose activations a stage holds at most.
+
+    1F1B: pp − stage. Interleaved: Megatron-Core, pipeline_parallel/schedules.py,
+    get_pp_rank_microbatches: 2·(pp − stage − 1) + (vpp − 1)·pp in the warm-up, and one more.
+    """
+    if mesh.vpp == 1:
+        held = mesh.pp - stage
+        return held if microbatches is None else min(held, microbatches)
+    warm_up = 2 * (mesh.pp - stage - 1) + (mesh.vpp - 1) * mesh.pp
+    total = warm_up + 1
+    return total if microbatches is None else min(total, microbatches * mesh.vpp)
+
+
+def _span(chunk: Sequence[WeightUnit]) -> tuple[int, int] | None:
+    numbers = [int(unit.name.removeprefix("layers.")) for unit in chunk if unit.kind == "layer"]
+    return (numbers[0], numbers[-1]) if numbers else None
+
+
+def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget:
+    boundary = subject.profile.boundary_bytes
+    static = states(
+        subject.profile, job.recipe, run.mesh, stage=plan.number, split=job.split, boundary_bytes=boundary
+    )
+    progressive = static.bytes("gradients", "forward_loss") == 0 and not job.recipe.optimizer_in_backward
+    chunks = [_Chunk(span, plan, run, subject, job if progressive else None) for span in plan.chunks]
+    kept = sum(chunk.result.kept_bytes for chunk in chunks) // len(chunks)
+    waiting = (plan.in_flight - 1) * kept
+    fullest = [max(chunks, key=lambda c: c.result.forward_bytes), max(chunks, key=lambda c: c.result.backward_bytes)]
+    workspace = library_workspace(job.gpu).high if job.gpu is not None else 0
+    phases = (
+        _phase("forward_loss", static, workspace, *fullest[0].forward(), waiting),
+        _phase("backward", static, workspace, *fullest[1].backward(), waiting),
+        _phase("optimizer_step", static, workspace, 0, 0, None, 0),
+    )
+    return StageBudget(plan, phases, static)
+
+
+class _Chunk:
+    """One chunk of layers, evaluated with what stands before and behind it on this stage."""
+
+    def __init__(self, span: tuple[int, int], plan: StagePlan, run: Run, subject: Subject, job: Job | None) -> None:
+        first, last = span
+        self.head = plan.head and last == subject.model.num_layers - 1
+        embedding = plan.embedding and first == 0
+        segments = _segments(run.checkpoint, subject, first, last)
+        whole = subject.chain(checkpointed=bool(segments), first_stored=not (segments and segments[0][0] == 0))
+        context = subject.profile.context(checkpointed=bool(segments))
+        lower, upper = first + (0 if embedding else 1), last + 1 + (1 if self.head else 0)
+        part = whole.stages[lower : upper + 1]
+        self.progressive = job is not None
+        if job is not None:
+            part = _with_gradients(part, lower, subject, run, job.recipe)
+        x_out = 0 if self.head else whole.boundary(upper + 1)
+        self.chain = Chain(part, x_out, copy=whole.copy)
+        self.result: Evaluation = evaluate(self.chain, _schedule(len(part), segments, embedding))
+        self.base = context.backward
+
+    def forward(self) -> tuple[int, int, int | None]:
+        """(activations, loss, gradients) at the highest point of the forward."""
+        loss = self._loss(self.result.forward_bytes, self.result.forward_stage)
+        return self.base + self.result.forward_bytes - loss, loss, None
+
+    def backward(self) -> tuple[int, int, int | None]:
+        """(activations, loss, gradients) at the highest point of the backward."""
+        gradients = self.chain.gradients_after()[self.result.backward_stage] if self.progressive else None
+        rest = self.result.backward_bytes - (gradients or 0)
+        loss = self._loss(rest, self.result.backward_stage)
+        return self.base + rest - loss, loss, gradients
+
+    def _loss(self, size: int, stage: int) -> int:
+        """What of `size` is the head's: logits, their copies and gradients, where the peak is there."""
+        last = len(self.chain) - 1
+        if not self.head or stage != last:
+            return 0
+        before = self.result.kept_bytes - self.chain.stages[last].kept
+        return max(0, size - before)
+
+
+def _segments(policy: Policy, subject: Subject, first: int, last: int) -> tuple[Segment, ...]:
+    """The policy applied to the layers of a chunk, as a pipeline stage sees only its own; counted from it."""
+    whole = subject.layers
+    if (first, last) == (0, whole.count - 1):
+        return policy.segments(whole)
+    count = last - first + 1
+    return policy.segments(Layers(count, min(whole.block, count), whole.stored_bytes[first : last + 1]))
+
+
+def _schedule(length: int, segments: Sequence[Segment], embedding: bool) -> Schedule:
+    """Segments of layers as units of a chain that may begin with the embedding."""
+    shift = 1 if embedding else 0
+    units: list[Unit] = []
+    at = 0
+    for first, last in segments:
+        if first + shift > at:
+            units.append(Stored(at, first + shift - 1))
+        units.append(Checkpointed(first + shift, last + shift))
+        at = last + shift + 1
+    if at < length:
+        units.append(Stored(at, length - 1))
+    return Schedule(tuple(units))
+
+
+def _with_gradients(
+    part: Sequence[Stage], lower: int, subject: Subject, run: Run, recipe: Recipe
+) -> tuple[Stage, ...]:
+    """The stages with the gradients that each leaves behind; equal layers are priced once."""
+    units, known = units_of(subject.profile), dict[int, int]()
+    made = []
+    for stage, unit in zip(part, units[lower : lower + len(part)], strict=True):
+        size = known.setdefault(id(unit.parameters), gradient_bytes(unit, recipe, run.mesh))
+        made.append(replace(stage, g=stage.g + size))
+    return tuple(made)
+
+
+def _phase(
+    phase: Phase, static: States, workspace: int, activations: int, loss: int, gradients: int | None, waiting: int
+) -> PhaseBytes:
+    """One phase's categories. gradients: those alive at the peak, None: what the recipe keeps in this phase."""
+    sizes = {
+        "parameters_bytes": static.bytes("parameters", phase),
+        "gradients_bytes": static.bytes("gradients", phase) if gradients is None else gradients,
+        "optimizer_bytes": static.bytes("optimizer", phase),
+        "activations_bytes": activations + waiting,
+        "loss_bytes": loss,
+        "workspace_bytes": static.bytes("workspace", phase) + workspace,
+        "communication_bytes": static.bytes("communication", phase),
+    }
+    total = sum(sizes.values())
+    unborn = static.bytes("optimizer", phase) - static.bytes("optimizer", phase, first_step=True)
+    return PhaseBytes(phase=phase, **sizes, total_bytes=total, first_step_total_bytes=total - unborn)
+
+
+def _lines(static: States) -> tuple[BudgetLine, ...]:
+    return tuple(
+        BudgetLine(
+            category=line.category,
+            name=line.name,
+            bytes=line.nbytes,
+            phases=tuple(sorted(line.phases)),
+            reason=line.reason,
+            source=line.source,
+        )
+        for line in static.lines
+    )
+
+
+def _summary(stage: StageBudget) -> StageBytes:
+    plan = stage.plan
+    return StageBytes(
+        stage=plan.number,
+        first_layer=plan.chunks[0][0] if plan.chunks else 0,
+        last_layer=plan.chunks[-1][1] if plan.chunks else -1,
+        in_flight=plan.in_flight,
+        peak_phase=stage.peak.phase,
+        total_bytes=stage.peak.total_bytes,
+    )
+
+
+def _framework(mesh: Mesh, gpu: Gpu | None) -> tuple[int, int]:
+    if gpu is None:
+        return 0, 0
+    groups = sum(degree > 1 for degree in (mesh.data_ranks, mesh.tp, mesh.cp, mesh.pp, mesh.ep))
+    return framework_bytes(gpu, groups=groups)

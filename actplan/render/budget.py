@@ -1,0 +1,125 @@
+"""The view of a budget: categories by phase, the bands, pipeline stages, the verdict and the cost."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from ..report import Band, Budget, Cost, Fit, PhaseBytes, Report
+from .blocks import Block, Column, Line, Note, Table
+from .numbers import NOTHING, gib, percent, rounded, whole
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "communication")
+PHASES = {"forward_loss": "forward, loss", "backward": "backward", "optimizer_step": "optimizer step"}
+
+
+def blocks(report: Report) -> list[Block]:
+    """Whatever of them the report has."""
+    shown: list[Block] = []
+    if report.budget is not UNSET:
+        shown.extend(_budget(report.budget))
+    if report.fit is not UNSET:
+        shown.extend(_fit(report.fit))
+    if report.cost is not UNSET:
+        shown.append(_cost(report.cost))
+    return shown
+
+
+def _budget(budget: Budget) -> list[Block]:
+    where = f", pipeline stage {budget.stage}" if budget.stages is not UNSET else ""
+    shown: list[Block] = [_phases(budget, f"One rank, recipe {budget.recipe}, {budget.optimizer}{where}")]
+    if budget.stages is not UNSET:
+        shown.append(_stages(budget))
+    bands = (
+        f"Allocated {gib(budget.total_bytes)} GiB, in the {PHASES[budget.peak_phase]}; "
+        f"reserved {_band(budget.reserved_bytes)}; framework {_band(budget.framework_bytes)}; "
+        f"device {_band(budget.device_bytes)}."
+    )
+    shown.append(Line(bands))
+    if budget.host_bytes:
+        shown.append(Line(f"In host memory {gib(budget.host_bytes)} GiB for this rank."))
+    return shown
+
+
+def _band(band: Band) -> str:
+    return f"{gib(band.low)} to {gib(band.high)} GiB"
+
+
+def _phases(budget: Budget, title: str) -> Table:
+    columns = (Column(title, right=False), *(Column(PHASES[phase.phase], "GiB") for phase in budget.phases))
+    rows = [(name, *(_cell(phase, name) for phase in budget.phases)) for name in CATEGORIES]
+    rows.append(("total", *(gib(phase.total_bytes) for phase in budget.phases)))
+    rows.append(("total, first step", *(gib(phase.first_step_total_bytes) for phase in budget.phases)))
+    return Table(columns, tuple(rows), chosen=frozenset((len(CATEGORIES),)))
+
+
+def _cell(phase: PhaseBytes, name: str) -> str:
+    size = int(getattr(phase, f"{name}_bytes"))
+    return gib(size) if size else NOTHING
+
+
+def _stages(budget: Budget) -> Table:
+    assert budget.stages is not UNSET
+    columns = (
+        Column("pipeline stage", right=False),
+        Column("layers"),
+        Column("in flight"),
+        Column("GiB"),
+        Column("peak in", right=False),
+    )
+    rows = tuple(
+        (
+            str(stage.stage),
+            f"{stage.first_layer} to {stage.last_layer}" if stage.last_layer >= 0 else NOTHING,
+            whole(stage.in_flight),
+            gib(stage.total_bytes),
+            PHASES[stage.peak_phase],
+        )
+        for stage in budget.stages
+    )
+    return Table(columns, rows, chosen=frozenset((budget.stage,)))
+
+
+def _fit(fit: Fit) -> list[Block]:
+    device = f" of a {fit.device}" if fit.device is not UNSET else ""
+    limit = f"{gib(fit.limit_bytes)} GiB{device}"
+    if fit.fits:
+        return [Line(f"Fits {limit}, {gib(fit.headroom_bytes)} GiB to spare ({fit.fit_on}).", title=True)]
+    shown: list[Block] = [
+        Line(f"Does not fit {limit}: {gib(-fit.headroom_bytes)} GiB too much ({fit.fit_on}).", title=True),
+        Line(f"To blame first: {fit.blame}."),
+    ]
+    if fit.remedies is not UNSET and fit.remedies:
+        shown.append(_remedies(fit))
+    else:
+        shown.append(Note("no change that was tried makes it fit"))
+    return shown
+
+
+def _remedies(fit: Fit) -> Table:
+    assert fit.remedies is not UNSET
+    columns = (
+        Column("What would help", right=False),
+        Column("device, GiB"),
+        Column("fits", right=False),
+        Column("extra FLOPs"),
+        Column("its cost", right=False, essential=False),
+    )
+    rows = tuple(
+        (
+            remedy.change,
+            f"{gib(remedy.device_bytes.low)} to {gib(remedy.device_bytes.high)}",
+            "yes" if remedy.fits else "no",
+            percent(remedy.recompute_flops_fraction),
+            remedy.cost,
+        )
+        for remedy in fit.remedies
+    )
+    return Table(columns, rows)
+
+
+def _cost(cost: Cost) -> Line:
+    return Line(
+        f"{rounded(cost.tokens)} tokens at {percent(cost.mfu)} utilisation: {whole(round(cost.gpu_hours))} GPU-hours, "
+        f"{whole(round(cost.gpu_hours / cost.gpus))} hours on {whole(cost.gpus)} GPUs; recomputation is "
+        f"{whole(round(cost.recompute_gpu_hours))} GPU-hours of them ({percent(cost.recompute_share)})."
+    )

@@ -1,0 +1,175 @@
+"""Whether a budget fits, what is to blame when it does not, and which changes make it fit: tried, not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from .budget import Job, budget
+from .errors import InputError
+from .estimate.autograd import Subject, subject
+from .policies import EveryLayer, NoCheckpoint
+from .recipes import load_recipe
+from .report import Band, Budget, Fit, PhaseBytes, Remedy
+from .sharding import Ddp
+from .spec import Model, Run
+
+FIT_ON = ("allocated", "reserved", "device")
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "communication")
+MAX_REMEDIES = 5
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What must be within which limit."""
+
+    limit_bytes: int
+    fit_on: str = "device"
+    device: str | None = None
+
+    def needed(self, found: Budget) -> int:
+        """The bytes that count against the limit: the high end where there is a range."""
+        if self.fit_on == "allocated":
+            return found.total_bytes
+        return (found.reserved_bytes if self.fit_on == "reserved" else found.device_bytes).high
+
+    def fits(self, found: Budget) -> bool:
+        """Whether they are within it."""
+        return self.needed(found) <= self.limit_bytes
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One thing a user can change, in words, what it costs, and how it is done."""
+
+    words: str
+    cost: str
+    apply: Callable[[Run, Job], tuple[Run, Job]]
+    same_gpus: bool = True
+
+
+def fit(model: Model, run: Run, job: Job, found: Budget, target: Target) -> Fit:
+    """The verdict; where it does not fit, the category to blame and what would help."""
+    needed = target.needed(found)
+    parts: dict[str, object] = {} if target.device is None else {"device": target.device}
+    if needed > target.limit_bytes:
+        parts["blame"] = blame(found)
+        parts["remedies"] = tuple(remedies(model, run, job, target))
+    return Fit(
+        limit_bytes=target.limit_bytes,
+        fits=needed <= target.limit_bytes,
+        headroom_bytes=target.limit_bytes - needed,
+        fit_on=target.fit_on,
+        **parts,  # type: ignore[arg-type]
+    )
+
+
+def blame(found: Budget) -> str:
+    """The largest category at the peak."""
+    phase = next(phase for phase in found.phases if phase.phase == found.peak_phase)
+    return max(CATEGORIES, key=lambda name: _category(phase, name))
+
+
+def _category(phase: PhaseBytes, name: str) -> int:
+    return int(getattr(phase, f"{name}_bytes"))
+
+
+def remedies(model: Model, run: Run, job: Job, target: Target) -> Iterator[Remedy]:
+    """Single changes that make it fit, the cheapest first. Where none does without more GPUs, changes on top of one
+    another, each kept if it lowers the need, until it fits."""
+    listed = list(changes(model, run, job))
+    tried = [(change, _tried(model, change, *change.apply(run, job), target)) for change in listed]
+    alone = [(change, remedy) for change, remedy in tried if remedy is not None and remedy.fits]
+    if not any(change.same_gpus for change, _ in alone):
+        yield from _together(model, run, job, target)
+    yield from (remedy for _, remedy in alone[:MAX_REMEDIES])
+
+
+def _together(model: Model, run: Run, job: Job, target: Target) -> Iterator[Remedy]:
+    """Changes on the GPUs there are, then with more of them."""
+    lowest = target.needed(budget(model, run, job, subject(model, run)))
+    first = True
+    for change in sorted(changes(model, run, job), key=lambda change: not change.same_gpus):
+        next_run, next_job = change.apply(run, job)
+        remedy = _tried(model, change, next_run, next_job, target)
+        if remedy is None or remedy.device_bytes.high >= lowest:
+            continue
+        run, job, lowest = next_run, next_job, remedy.device_bytes.high
+        yield remedy if first else replace(remedy, change=f"… and {change.words}")
+        first = False
+        if remedy.fits:
+            return
+
+
+def _tried(model: Model, change: Change, run: Run, job: Job, target: Target) -> Remedy | None:
+    """The change's outcome; None where the model or mesh does not allow it."""
+    try:
+        about: Subject = subject(model, run)
+        found = budget(model, run, job, about)
+        fraction = about.under(run.checkpoint).recompute_flops_fraction
+    except InputError:
+        return None
+    return Remedy(
+        change=change.words,
+        device_bytes=Band(low=found.device_bytes.low, high=found.device_bytes.high),
+        fits=target.fits(found),
+        recompute_flops_fraction=fraction,
+        cost=change.cost,
+    )
+
+
+def changes(model: Model, run: Run, job: Job) -> Iterator[Change]:
+    """What is worth trying, the cheapest first."""
+    if run.loss == "naive":
+        yield _run("a fused loss (--loss fused)", "none: the same loss, in chunks", loss="fused")
+    if run.attention == "eager":
+        yield _run("--attention flash", "none: the same attention, without T × T", attention="flash")
+    if run.kernels == "hf" and model.liger:
+        yield _run("--kernels liger", "none: the same norms and activations, fused", kernels="liger")
+    if isinstance(run.checkpoint, NoCheckpoint):
+        yield _run("--checkpoint layer", "one more forward of every layer", checkpoint=EveryLayer())
+    if job.recipe.optimizer.name == "adamw":
+        yield _optimizer("adamw8bit", "moments in 8 bits: little change in quality is reported")
+    yield from _sharded(run, job)
+    if run.micro_batch_size > 1:
+        half = run.micro_batch_size // 2
+        yield _run(f"--batch {half}", "twice the micro-batches for the same step", micro_batch_size=half)
+    yield _mesh(run, "cp", "twice the GPUs; attention exchanges keys and values")
+    yield _mesh(run, "tp", "twice the GPUs; two collectives a layer and pass")
+    half = run.sequence_length // 2
+    if half:
+        yield _run(f"--seq {half}", "shorter sequences", sequence_length=half)
+
+
+def _run(words: str, cost: str, **changed: object) -> Change:
+    return Change(words, cost, lambda run, job: (replace(run, **changed), job))
+
+
+def _optimizer(name: str, cost: str) -> Change:
+    def apply(run: Run, job: Job) -> tuple[Run, Job]:
+        return run, replace(job, recipe=load_recipe(job.recipe.name, name))
+
+    return Change(f"--optimizer {name}", cost, apply)
+
+
+def _sharded(run: Run, job: Job) -> Iterator[Change]:
+    """FSDP over the ranks there are, or over eight."""
+    if not isinstance(job.recipe.sharding, Ddp) or job.recipe.base is not None:
+        return
+    ranks = run.mesh.dp if run.mesh.dp > 1 else 8
+    more = "" if run.mesh.dp > 1 else f" --dp {ranks}"
+    cost = "weights are gathered for every layer and pass" + (f"; {ranks} GPUs" if more else "")
+
+    def apply(run: Run, job: Job) -> tuple[Run, Job]:
+        optimizer = job.recipe.optimizer.name
+        mesh = replace(run.mesh, dp=ranks)
+        return replace(run, mesh=mesh), replace(job, recipe=load_recipe("fsdp", optimizer))
+
+    yield Change(f"--recipe fsdp{more}", cost, apply, not more)
+
+
+def _mesh(run: Run, degree: str, cost: str) -> Change:
+    value = 2 * getattr(run.mesh, degree)
+    changed: dict[str, object] = {degree: value, **({"sp": True} if degree == "tp" else {})}
+    words = f"--{degree} {value}" + (" --sp" if degree == "tp" else "")
+    return Change(words, cost, lambda run, job: (replace(run, mesh=replace(run.mesh, **changed)), job), False)
