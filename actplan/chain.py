@@ -30,7 +30,7 @@ class Choice(msgspec.Struct, frozen=True):
         cost: what the choice costs (recomputation, or time not hidden).
         label: a name; one label in several stages is one setting of a framework.
         backward: bytes needed during the stage's backward, to which the parameter gradients resident by then
-            are added; the need is the larger of the two. Leave 0 where `need` says all.
+            are added; `need` is then the forward's. Leave 0 where `need` says all.
     """
 
     kept: int
@@ -58,6 +58,10 @@ class Stage(msgspec.Struct, frozen=True):
         tb_again: transient bytes of its backward after a replay, whose tensors die one by one with their use;
             None stands for `tb`.
         td: transient bytes of a first forward that keeps nothing; None stands for `tf` and `ahead`.
+        before_replay: bytes that its backward has made before it first needs what a replay makes, where it is the
+            last of a checkpointed segment.
+        lingers: bytes that a first forward which keeps nothing leaves until the forward ends (the casts of weights
+            that autocast remembers).
         keeps_input: whether the stored stage keeps its boundary in (a frozen linear does not).
         checkpointable: whether it may be part of a checkpointed segment.
         menu: further choices, beside storing and checkpointing.
@@ -76,6 +80,8 @@ class Stage(msgspec.Struct, frozen=True):
     ahead: int = 0
     td: int | None = None
     tb_again: int | None = None
+    before_replay: int = 0
+    lingers: int = 0
     keeps_input: bool = True
     checkpointable: bool = True
     menu: tuple[Choice, ...] = ()
@@ -120,7 +126,7 @@ class Chain(msgspec.Struct, frozen=True):
     def replay_end(self, index: int) -> int:
         """Transient bytes, output included, of a replay whose last stage is `index`."""
         whole, early = self.boundary(index + 1) + self.stages[index].tf, self.stages[index].tf_last
-        return whole if early is None else min(whole, early)
+        return (whole if early is None else min(whole, early)) + self.stages[index].before_replay
 
     def held(self, index: int) -> int:
         """Bytes that a checkpoint beginning at stage `index` keeps."""
@@ -291,6 +297,7 @@ class _Walk(msgspec.Struct):
     forward_stage: int = 0
     backward_peak: int = -1
     backward_stage: int = 0
+    lingering: int = 0
 
     def note(self, size: int, stage: int, phase: Phase) -> None:
         if size > self.peak:
@@ -319,7 +326,7 @@ class _Walk(msgspec.Struct):
     def forward(self, unit: Unit, at: int, extra: int, *, first: bool, last: bool, phase: Phase) -> int:
         """Runs a unit, the first or last of a replay, on `at` bytes; returns what is resident after it."""
         if isinstance(unit, Option):
-            return at + self.chain.stages[unit.stage].menu[unit.index].kept
+            return self.run_option(unit, at)
         if isinstance(unit, Checkpointed):
             self.run_unstored(unit, at, extra, phase)
             return at + self.chain.held(unit.first)
@@ -327,7 +334,7 @@ class _Walk(msgspec.Struct):
             stage = self.chain.stages[index]
             stops = last and index == unit.last
             beside = self.chain.replay_end(index) if stops else self.chain.boundary(index + 1) + stage.tf
-            beside += stage.ahead if phase == "forward" else 0
+            beside += stage.ahead + self.lingering if phase == "forward" else 0
             self.note(at + stage.s + stage.x + beside + extra, index, phase)
             at += stage.s + stage.x if first and index == unit.first else stage.kept
         return at
@@ -339,7 +346,18 @@ class _Walk(msgspec.Struct):
             stage = self.chain.stages[index]
             before = stage.x if index > unit.first else 0
             transient = stage.tf + stage.ahead if stage.td is None else stage.td
+            if phase == "forward":
+                transient += self.lingering
+                self.lingering += stage.lingers
             self.note(at + held + before + self.chain.boundary(index + 1) + transient + extra, index, phase)
+
+    def run_option(self, unit: Option, at: int) -> int:
+        """The forward of a choice; what is resident after it."""
+        choice = self.chain.stages[unit.stage].menu[unit.index]
+        if choice.backward:
+            self.note(at + choice.need + self.lingering, unit.stage, "forward")
+            self.lingering += self.chain.stages[unit.stage].lingers
+        return at + choice.kept
 
     def backward(self, unit: Unit, base: int, *, held: bool, again: bool) -> None:
         """The backward of a unit whose forward began on `base` bytes; a checkpoint is replayed first."""
@@ -363,9 +381,10 @@ class _Walk(msgspec.Struct):
 
     def option(self, unit: Option, base: int) -> None:
         choice = self.chain.stages[unit.stage].menu[unit.index]
-        self.note(base + choice.need, unit.stage, "option")
         if choice.backward:
             self.note(base + choice.backward + self.gradients[unit.stage], unit.stage, "backward")
+        else:
+            self.note(base + choice.need, unit.stage, "option")
 
 
 def _unit_cost(chain: Chain, unit: Unit) -> int:

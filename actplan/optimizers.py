@@ -47,7 +47,7 @@ class Stepped:
     def is_matrix(self) -> bool:
         """A hidden weight matrix, in Muon's sense: two-dimensional (or stacked experts), no embedding, no
         head."""
-        ends = ("embed_tokens", "lm_head", "word_embeddings", "position_embeddings", "output_layer")
+        ends = ("embed_", "word_embeddings", "position_embeddings", "wte.", "wpe.", "lm_head", "output_layer")
         return len(self.shape) >= 2 and not any(end in self.name for end in ends)
 
 

@@ -1,13 +1,15 @@
 """Checkpointing policies: which consecutive layers form one checkpointed segment.
 
 A policy is a type. `segments(n, …)` answers the one question anybody asks of it; `str` and `parse_policy` are
-inverse. Layers count from 0; a segment is (first, last), both included; layers in no segment are stored.
+inverse. Layers count from 0; a segment is (first, last), both included; layers in no segment are stored. A policy
+with `keeps` has segments of one layer that keep some outputs all the same (selective checkpointing).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, sqrt
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -16,6 +18,11 @@ from .errors import InputError
 from .units import MAX_COUNT
 
 Segment = tuple[int, int]
+Words = frozenset[str]
+"""Outputs that a checkpointed layer keeps: op families (`attention`, `matmul`) and last names of modules."""
+Keeps = Mapping[int, Words]
+"""A segment's first layer -> what it keeps."""
+NOTHING_KEPT: Keeps = MappingProxyType({})
 
 
 class Layers(msgspec.Struct, frozen=True):
@@ -123,22 +130,66 @@ class Heaviest(msgspec.Struct, frozen=True):
         return f"heaviest:{self.n}"
 
 
-class Explicit(msgspec.Struct, frozen=True):
-    """A list of segments, as a plan gives it: `segments:0-3,4-7` (both ends included)."""
+class Selective(msgspec.Struct, frozen=True):
+    """Each layer on its own, with these outputs kept: `selective:attention,up_proj`
+    (torch/utils/checkpoint.py, create_selective_checkpoint_contexts)."""
 
-    chosen: tuple[Segment, ...]
+    ops: tuple[str, ...]
 
     def segments(self, layers: Layers) -> tuple[Segment, ...]:
-        if self.chosen and self.chosen[-1][1] >= layers.count:
+        return _groups(layers.count, 1)
+
+    def keeps(self, segments: Iterable[Segment]) -> Keeps:
+        """What each segment keeps."""
+        words = frozenset(self.ops)
+        return {first: words for first, _ in segments}
+
+    def __str__(self) -> str:
+        return "selective:" + ",".join(self.ops)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Layers, each checkpointed on its own, that keep these outputs."""
+
+    ops: tuple[str, ...]
+    layers: tuple[int, ...]
+
+
+class Explicit(msgspec.Struct, frozen=True):
+    """A list of segments, as a plan gives it: `segments:0-3,4-7` (both ends included).
+
+    Layers on their own that keep outputs follow, one part for each set of outputs:
+    `segments:0-3/attention+up_proj@8,9..15,16..28:4` (8; 9 to 15; every fourth from 16 to 28).
+    """
+
+    chosen: tuple[Segment, ...]
+    kept: tuple[Kept, ...] = ()
+
+    def segments(self, layers: Layers) -> tuple[Segment, ...]:
+        every = sorted([*self.chosen, *((i, i) for part in self.kept for i in part.layers)])
+        if every and every[-1][1] >= layers.count:
             raise InputError(
-                f"{self} names layer {self.chosen[-1][1]}",
+                f"{str(self)[:200]} names layer {every[-1][1]}",
                 where="checkpoint",
                 allowed=f"layers 0 to {layers.count - 1}",
             )
-        return self.chosen
+        return tuple(every)
+
+    def keeps(self, segments: Iterable[Segment]) -> Keeps:
+        """What each segment keeps."""
+        return {i: frozenset(part.ops) for part in self.kept for i in part.layers}
 
     def __str__(self) -> str:
-        return "segments:" + ",".join(f"{a}-{b}" for a, b in self.chosen)
+        parts = [",".join(f"{a}-{b}" for a, b in self.chosen)]
+        parts += ["+".join(part.ops) + "@" + _progressions(part.layers) for part in self.kept]
+        return "segments:" + "/".join(parts)
+
+
+def kept_outputs(policy: Policy, segments: Sequence[Segment]) -> Keeps:
+    """What the policy's segments keep beside their input; empty for most policies."""
+    if isinstance(policy, (Selective, Explicit)):
+        return policy.keeps(segments)
+    return NOTHING_KEPT
 
 
 _PLAIN: dict[str, Policy] = {str(p): p for p in (NoCheckpoint(), EveryLayer(), Blocks(), Sqrt())}
@@ -148,7 +199,9 @@ _COUNTED: dict[str, type[EveryK] | type[OneIn] | type[FirstN] | type[Heaviest]] 
     "first": FirstN,
     "heaviest": Heaviest,
 }
-POLICY_WORDS = (*_PLAIN, *(f"{word}:N" for word in _COUNTED), "segments:0-3,4-7")
+POLICY_WORDS = (*_PLAIN, *(f"{word}:N" for word in _COUNTED), "segments:0-3,4-7", "selective:attention,up_proj")
+MOST_LAYERS = 1 << 16
+"""Layers that one list may name."""
 
 
 def parse_policy(text: str, where: str = "--checkpoint") -> Policy:
@@ -157,12 +210,84 @@ def parse_policy(text: str, where: str = "--checkpoint") -> Policy:
     if not colon and word in _PLAIN:
         return _PLAIN[word]
     if colon and word == "segments":
-        return Explicit(_parse_segments(rest, where))
+        return _parse_explicit(rest, where)
+    if colon and word == "selective":
+        return Selective(_parse_words(rest, ",", where))
     if word in _COUNTED:
         if not (rest.isascii() and rest.isdigit()) or not 0 < int(rest[:20]) <= MAX_COUNT:
             raise InputError(f"{text!r} needs a number of layers", where=where, allowed=f"{word}:N with N of 1 or more")
         return _COUNTED[word](int(rest))
     raise InputError(f"unknown policy {text!r}", where=where, choices=POLICY_WORDS, got=text)
+
+
+def _parse_explicit(text: str, where: str) -> Explicit:
+    plain, *parts = text.split("/")
+    chosen = _parse_segments(plain, where) if plain or not parts else ()
+    policy = Explicit(chosen, tuple(_parse_kept(part, where) for part in parts))
+    taken = [i for first, last in chosen for i in (first, last)]
+    named = [i for part in policy.kept for i in part.layers]
+    inside = any(first <= i <= last for i in named for first, last in chosen) if taken else False
+    if inside or len(set(named)) < len(named):
+        raise InputError("a layer is named twice", where=where, allowed="each layer in one segment or list")
+    return policy
+
+
+def _parse_kept(text: str, where: str) -> Kept:
+    words, at, layers = text.partition("@")
+    if not at:
+        raise InputError(f"{text[:64]!r} names no layers", where=where, allowed=_KEPT_FORM)
+    numbers = [i for part in layers.split(",") for i in _parse_layers(part.strip(), where)]
+    return Kept(_parse_words(words, "+", where), tuple(sorted(numbers)))
+
+
+_KEPT_FORM = "OUTPUT+OUTPUT@LAYER,FIRST..LAST,FIRST..LAST:STEP"
+
+
+def _parse_words(text: str, between: str, where: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(between)))
+    if not all(word.isidentifier() for word in words):
+        raise InputError(f"{text[:64]!r} is no list of outputs", where=where, allowed="attention, matmul, names of modules")
+    return words
+
+
+def _parse_layers(text: str, where: str) -> range:
+    """`8`, `9..15`, `16..28:4`."""
+    span, _, step = text.partition(":")
+    first, dots, last = span.partition("..")
+    given = [first, *([last] if dots else []), *([step] if ":" in text else [])]
+    if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in given):
+        raise InputError(f"{text[:64]!r} is not a list of layers", where=where, allowed=_KEPT_FORM)
+    low, high, by = int(first), int(last if dots else first), int(step or 1)
+    if high < low or not by or (high - low) // by > MOST_LAYERS:
+        raise InputError(f"{text[:64]!r} is not a list of layers", where=where, allowed=_KEPT_FORM)
+    return range(low, high + 1, by)
+
+
+def _progressions(layers: Sequence[int]) -> str:
+    """Layer numbers in few words, as `_parse_layers` reads them: from each the longest run of equal steps."""
+    left, parts = list(layers), []
+    while left:
+        present = set(left)
+        best = range(left[0], left[0] + 1)
+        for second in left[1:9]:
+            step = second - left[0]
+            end = second
+            while end + step in present:
+                end += step
+            if (end - left[0]) // step + 1 > len(best):
+                best = range(left[0], end + 1, step)
+        if len(best) == 2:
+            best = range(left[0], left[0] + 1)
+        parts.append(_progression(best))
+        taken = set(best)
+        left = [i for i in left if i not in taken]
+    return ",".join(parts)
+
+
+def _progression(layers: range) -> str:
+    if len(layers) == 1:
+        return str(layers[0])
+    return f"{layers[0]}..{layers[-1]}" + (f":{layers.step}" if layers.step > 1 else "")
 
 
 def _parse_segments(text: str, where: str) -> tuple[Segment, ...]:

@@ -17,6 +17,7 @@ from .autograd.meter import rounded
 from .autograd.tape import SavedTensor
 from .chain import Chain, Stage
 from .layers.model import Walk, walk
+from .sampling import sample
 from .spec import Layer, Model, Run
 from .units import FP32, DType
 
@@ -48,6 +49,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
             head behind checkpointed layers.
         parameters: its own (a tied output projection has none).
         flops: of one forward.
+        reached: whether backward comes to it (`autograd.tape.StageTrace`).
     """
 
     kind: str
@@ -57,6 +59,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
     once: int
     parameters: tuple[Parameter, ...]
     flops: int
+    reached: bool = True
 
     @property
     def num_parameters(self) -> int:
@@ -133,28 +136,24 @@ class ModelProfile(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=64)
 def profile(model: Model, run: Run) -> ModelProfile:
     """Profile every distinct layer of `model` once under `run` (whose checkpoint policy plays no part)."""
-    kinds = list(dict.fromkeys(model.layers))
-    sample = _with_layers(model, tuple(kinds))
-    stored = walk(sample, run)
-    dropped = walk(sample, run, tuple((i, i) for i in range(sample.num_layers)))
+    sampled = sample(model, run)
+    distinct, numbers = sampled.model, sampled.numbers
+    stored = walk(distinct, run, numbers=numbers)
+    dropped = walk(distinct, run, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
     measured = _Measured(stored, dropped, _boundary(model, run))
-    by_kind = {kind: measured.layer(kind, i + 1) for i, kind in enumerate(kinds)}
+    by_place = [measured.layer(layer, i + 1) for i, layer in enumerate(distinct.layers)]
     return ModelProfile(
         embedding=measured.end(EMBEDDING, 0),
-        layers=tuple(by_kind[layer] for layer in model.layers),
-        head=measured.end(HEAD, sample.num_layers + 1),
+        layers=tuple(by_place[place] for place in sampled.places),
+        head=measured.end(HEAD, distinct.num_layers + 1),
         stored=measured.context(stored, measured.kept),
         dropped=measured.context(dropped, measured.kept_dropped),
         boundary_bytes=measured.boundary,
     )
 
 
-def _with_layers(model: Model, layers: tuple[Layer, ...]) -> Model:
-    return replace(model, layers=layers)
-
-
 def _boundary(model: Model, run: Run) -> int:
-    itemsize = FP32.itemsize if model.residual.fp32 else run.dtype.itemsize
+    itemsize = FP32.itemsize if model.residual.fp32 else run.residual_dtype.itemsize
     return run.residual_tokens * model.hidden_size * itemsize
 
 
@@ -169,13 +168,21 @@ class _Measured:
             self.rows[row.stage].append(row)
         self.kept = [self._kept(i) for i in range(len(stored.stages))]
         last = len(stored.stages) - 1
-        self.kept_dropped = [self.kept[0], *([self.x] * (last - 1)), self.kept[last]]
+        # a layer below all that is trained keeps nothing, its checkpoint neither
+        inputs = [self.x if trace.reached else 0 for trace in dropped.stages[1:last]]
+        self.kept_dropped = [self.kept[0], *inputs, self.kept[last]]
+        self.lingers = [0, *map(self._lingers, range(1, last)), 0]
 
     def _own(self, i: int) -> list[SavedTensor]:
         return [row for row in self.rows[i] if row.owner is None]
 
     def _kept(self, i: int) -> int:
         return sum(rounded(row.nbytes) * row.count for row in self._own(i))
+
+    def _lingers(self, i: int) -> int:
+        """What the first forward of checkpointed layer i leaves beside its input and its output."""
+        trace = self.dropped.stages[i]
+        return trace.forward_end - trace.forward_start - self.x if trace.reached else 0
 
     def context(self, run: Walk, kept: list[int]) -> Context:
         """What is alive and belongs to no stage."""
@@ -191,10 +198,13 @@ class _Measured:
         once = dropped.forward_peak - dropped.forward_start - self.x
         before = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:i]) + self.pending()
         profile = self._profile(layer.kind, i, self.x, self.x, once=once, replayed=dropped.replayed_flops)
+        if not dropped.reached:
+            return profile
         stage = profile.stage
         replay = dropped.replay_peak - before - stage.s - stage.x - self.x
         again = dropped.plain_peak - before - stage.s - stage.x - self.x
-        return replace(profile, stage=replace(stage, tf_last=replay, tb_again=again))
+        beside = max(0, replay - self.x - stage.tf)
+        return replace(profile, stage=replace(stage, tf_last=replay, tb_again=again, before_replay=beside))
 
     def end(self, kind: str, i: int) -> LayerProfile:
         """The embedding or the head, which are always stored."""
@@ -203,6 +213,7 @@ class _Measured:
         keeps_input = any(row.born < row.stage for row in self._own(i))
         own = self.kept[i] + (0 if keeps_input else self.x)
         base = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:-1]) + own
+        base += sum(self.lingers)
         return self._profile(kind, i, self.x, 0, once=self.dropped.stages[i].forward_peak - base)
 
     def _profile(
@@ -220,20 +231,22 @@ class _Measured:
             x=x,
             s=s,
             tf=trace.forward_peak - start - s - x - after,
-            tb=trace.backward_peak - before - kept - after - self.pending(),
+            tb=trace.backward_peak - before - kept - after - self.pending() if trace.reached else 0,
             g=self.pending() if kind == HEAD else 0,
             r=trace.flops,
             skip=0 if replayed is None else trace.flops - replayed,
+            lingers=self.lingers[i],
             keeps_input=keeps_input,
             checkpointable=replayed is not None,
         )
         shared = tuple(row for row in self.stored.tape.ledger if row.owner is not None and i in row.users)
-        return LayerProfile(kind, tuple(own), shared, stage, once, self._parameters(i), trace.flops)
+        return LayerProfile(kind, tuple(own), shared, stage, once, self._parameters(i), trace.flops, trace.reached)
 
     def pending(self) -> int:
         """Gradients that the head leaves waiting for a parameter's other use (a tied embedding)."""
         head = self.stored.stages[-1]
-        return head.backward_end - self.context(self.stored, self.kept).backward - sum(self.kept[:-1]) - self.x
+        before = self.context(self.stored, self.kept).backward + sum(self.kept[:-1])
+        return max(0, head.backward_end - before - self.x)
 
     def _parameters(self, i: int) -> tuple[Parameter, ...]:
         made = self.stored.tape.parameters.items()

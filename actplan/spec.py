@@ -146,7 +146,7 @@ class Moe(Spec, tag_field="type", tag="moe"):
     networks of `moe_intermediate_size`.
 
     router: softmax over all experts, of which the largest are taken (Mixtral, Qwen3); topk_softmax, over the largest
-    logits (gpt-oss, with a bias); sigmoid, in fp32, within the best `topk_group` of `n_group` groups (DeepSeek-V3).
+    logits (gpt-oss, with a bias); topk_softmax_fp32, the same in fp32 without a bias (Granite 4); sigmoid, in fp32, within the best `topk_group` of `n_group` groups (DeepSeek-V3).
     norm_topk_prob: the chosen weights are divided by their sum. fp32_routing_weights: they stay in fp32 (Mixtral;
     always so with sigmoid), and so do the weighted outputs of the experts.
     expert_gate: silu(gate) * up, or gpt-oss's clamped form. expert_bias, transposed_experts: how the experts' weights
@@ -157,7 +157,7 @@ class Moe(Spec, tag_field="type", tag="moe"):
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
-    router: Literal["softmax", "topk_softmax", "sigmoid"] = "softmax"
+    router: Literal["softmax", "topk_softmax", "topk_softmax_fp32", "sigmoid"] = "softmax"
     n_group: int = 1
     topk_group: int = 1
     norm_topk_prob: bool = True
@@ -176,18 +176,19 @@ FeedForward = Union[Mlp, Moe, None]  # noqa: UP007
 class Residual(Spec):
     """How the two branches of a layer join the residual stream.
 
-    type: pre_norm, x + f(norm(x)) twice (Llama); pre_norm_held, the same while the first branch's output lives on
-    (GPT-2), or all intermediates do (pre_norm_all_held: StableLM); pre_norm_flat, the second branch on [B · T, hidden] (OPT); post_norm, x + norm(f(x)) (OLMo 2);
-    sandwich, x + norm(f(norm(x))) (Gemma 2); parallel, x + f(norm(x)) + g(norm(x)) of one norm (Cohere);
-    parallel_two_norms, of a norm for each branch (GPT-NeoX); in_place, the branches are added in place (Falcon);
+    type: pre_norm, x + f(norm(x)) twice (Llama); pre_norm_held, the same while the first branch's output lives
+    on (GPT-2), or all intermediates do (pre_norm_all_held: StableLM); pre_norm_flat, the second branch on
+    [B · T, hidden] (OPT); post_norm, x + norm(f(x)) (OLMo 2); sandwich, x + norm(f(norm(x))) (Gemma 2);
+    parallel, x + f(norm(x)) + g(norm(x)) of one norm (Cohere); parallel_two_norms, of a norm for each branch
+    (GPT-NeoX); parallel_in_place, the branches added in place (Falcon);
     mixer_only, x + f(norm(x)) and no second branch (Mamba 2).
     dropout: on each branch's output. scaled: each branch times a number (Granite's residual_multiplier). fp32: the
     stream itself is fp32 from the first layer on (Mamba 2's residual_in_fp32).
     """
 
     type: Literal[
-        "pre_norm", "pre_norm_held", "pre_norm_flat", "post_norm", "pre_norm_all_held", "sandwich", "parallel", "parallel_two_norms",
-        "parallel_in_place", "parallel_in_place_two_norms", "mixer_only",
+        "pre_norm", "pre_norm_held", "pre_norm_all_held", "pre_norm_flat", "post_norm", "sandwich", "parallel",
+        "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only",
     ] = "pre_norm"  # fmt: skip
     dropout: float = 0.0
     scaled: bool = False
@@ -235,7 +236,7 @@ class LeftOut(Spec):
     num_parameters: int
 
 
-Naming = Literal["llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2"]
+Naming = Literal["llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2", "bamba", "granitemoehybrid"]
 LigerModule = Literal["rms_norm", "rms_norm_copy", "rms_norm_in_place", "rope", "swiglu", "geglu", "experts"]
 
 
@@ -243,6 +244,7 @@ class Model(Spec):
     """A decoder-only language model.
 
     Attributes:
+        full_mask: a mask without a window is made even where every layer has one (Gemma 2, Cohere 2).
         naming: whose names the modules have (`actplan.layers.names`).
         liger: the modules that Liger's own patch function replaces for this model type. Its RMSNorm writes the
             gradient over the incoming one where the weight is not offset by one; rms_norm_copy never does,
@@ -262,6 +264,7 @@ class Model(Spec):
     head: Head = Head()
     tie_word_embeddings: bool = False
     supports_sdpa: bool = True
+    full_mask: bool = False
     naming: Naming = "llama"
     liger: tuple[LigerModule, ...] = ("rms_norm", "rope", "swiglu")
     left_out: tuple[LeftOut, ...] = ()

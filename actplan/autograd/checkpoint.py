@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 
 from .node import Node
-from .tape import Handle, Selection, Tape
+from .tape import Handle, Kept, Selection, Tape
 from .tensor import Tensor
 
 
@@ -37,6 +37,8 @@ class _Frame:
         self.tape, self.run = tape, run
         self.selection = Selection(keep) if keep else None
         self.path, self.stage = tape.path, tape.stage
+        self.ordinal = tape.checkpoints
+        tape.checkpoints += 1
         self.autocast = tape.autocast
         self.inputs: list[tuple[Handle, bool]] = []
         self.holders: list[weakref.ref[_Dropped]] = []
@@ -78,7 +80,8 @@ class _Rebuild:
             frame.rebuilt[number] = tensor.alias()
         if frame.replayed == len(frame.holders):
             raise _Stop
-        return _Dropped(frame, number)
+        # the replay's own graph holds what it saves, as long as it lives (_recomputation_hook)
+        return Kept(tensor.alias())
 
 
 def checkpoint(
@@ -105,7 +108,7 @@ def checkpoint(
 
 def _replay(frame: _Frame) -> None:
     tape = frame.tape
-    before = tape.path, tape.stage, tape.replaying, tape.repeat
+    before, rebuilt = (tape.path, tape.stage, tape.replaying, tape.repeat), tape.meter.rebuilt
     tape.path, tape.stage, tape.replaying, tape.repeat = frame.path, frame.stage, True, 1
     tape.selection = frame.selection
     try:
@@ -116,6 +119,7 @@ def _replay(frame: _Frame) -> None:
     finally:
         tape.path, tape.stage, tape.replaying, tape.repeat = before
         tape.selection = None
+        tape.rebuilt_bytes[frame.ordinal] = tape.meter.rebuilt - rebuilt
 
 
 def _input(tensor: Tensor, requires_grad: bool) -> Tensor:

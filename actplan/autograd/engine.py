@@ -123,7 +123,7 @@ _ALONE = _baseline()
 def _sole_owner(buffer: Buffer, i: int) -> bool:
     """Whether the buffer holds the last reference to its tensor and storage (can_accumulate_inplace)."""
     tensor = buffer[i]
-    dense = tensor is not None and tensor.is_contiguous
+    dense = tensor is not None and tensor.is_contiguous and not tensor.has_base
     del tensor
     return dense and _references(buffer, i) <= _ALONE
 

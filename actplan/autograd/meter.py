@@ -31,11 +31,13 @@ class Meter:
     (`peak_event`), the second is told to photograph that one (`photograph`).
     """
 
-    __slots__ = ("_alive", "events", "live", "peak", "peak_event", "photograph", "picture", "plain_peak", "replay_peak", "replaying")
+    __slots__ = ("_alive", "events", "live", "peak", "peak_event", "photograph", "picture", "plain_peak", "rebuilt", "replay_peak", "replaying")
 
     def __init__(self, photograph: int | None = None) -> None:
         self.live = self.peak = self.events = self.peak_event = 0
         self.replaying = False
+        self.rebuilt = 0
+        """Bytes allocated in replays so far."""
         self.replay_peak = self.plain_peak = 0
         """The highest points in and out of replays since the previous mark."""
         self.photograph = photograph
@@ -49,6 +51,7 @@ class Meter:
         if self.live > self.peak:
             self.peak, self.peak_event = self.live, self.events
         if self.replaying:
+            self.rebuilt += nbytes
             if self.live > self.replay_peak:
                 self.replay_peak = self.live
         elif self.live > self.plain_peak:

@@ -80,7 +80,7 @@ class Selection:
 
     def __init__(self, keep: frozenset[str]) -> None:
         self.keep = keep
-        self.kept: list[Tensor | None] = []
+        self.kept: list[Kept | None] = []
         self.taken = 0
 
     def wants(self, family: str, path: str) -> bool:
@@ -89,11 +89,31 @@ class Selection:
 
     def take(self) -> Tensor:
         """The next kept output; from now on it lives with whoever uses it."""
-        tensor = self.kept[self.taken]
-        assert tensor is not None
+        kept = self.kept[self.taken]
+        assert kept is not None
         self.kept[self.taken] = None
         self.taken += 1
-        return tensor
+        return kept.tensor
+
+
+class Output(msgspec.Struct, frozen=True):
+    """An output worth keeping (`Tape.output`): the module and op that made it, its rounded bytes, and its FLOPs.
+
+    stage: the one that it was made in, OUTSIDE in a replay.
+    """
+
+    path: str
+    op: str
+    family: str
+    nbytes: int
+    flops: int
+    stage: int
+    replayed: bool
+
+    @property
+    def module(self) -> str:
+        """The last name of the module, which is what a selection asks for."""
+        return self.path.rpartition(".")[2]
 
 
 class Recorder:
@@ -123,6 +143,8 @@ class Tape:
         autocast: the type that `torch.autocast` has matrix products run in, None outside of it (`ops.casts`).
         casts: the low-precision copies of weights that autocast remembers.
         trains: whether the parameter of a path gets a gradient.
+        outputs: what is worth keeping, in order of creation; a list put here is filled.
+        checkpoints, rebuilt_bytes: how many parts are checkpointed, and what the replay of each one allocated.
         parameters: path -> the parameter, in order of creation.
         device: whose kernels save: what dropout and LayerNorm keep differs (`ops.dropout`, `ops.layer_norm`).
     """
@@ -132,6 +154,9 @@ class Tape:
         self.ledger: list[SavedTensor] = []
         self.flops = self.replayed_flops = 0
         self.selection: Selection | None = None
+        self.outputs: list[Output] | None = None
+        self.checkpoints = 0
+        self.rebuilt_bytes: dict[int, int] = {}
         self.gradient_bytes = 0
         self.parameters: dict[str, Tensor] = {}
         self.accumulators: dict[str, Node] = {}
@@ -170,15 +195,28 @@ class Tape:
         family: `matmul` or `attention`, the words of a selection.
         """
         selection = self.selection
-        if selection is None or not selection.wants(family, self.path):
-            self.count_flops(flops)
-            return self.empty(shape, dtype, op)
-        if self.replaying:
+        wanted = selection is not None and selection.wants(family, self.path)
+        if wanted and self.replaying:
+            assert selection is not None
             return selection.take().alias()
         self.count_flops(flops)
         out = self.empty(shape, dtype, op)
-        selection.kept.append(out.alias())
+        if self.outputs is not None:
+            size = rounded(out.storage.nbytes) * self.repeat
+            made = Output(self.path, op, family, size, flops * self.repeat, self.stage, self.replaying)
+            self.outputs.append(made)
+        if wanted:
+            assert selection is not None
+            selection.kept.append(self._kept(out, op))
         return out
+
+    def _kept(self, out: Tensor, op: str) -> Kept:
+        """An output that a selection keeps, in the ledger."""
+        out.storage.keep()
+        kept = Kept(out.alias())
+        row = self.enter(out.storage, out, op, "an output that selective checkpointing keeps")
+        row.holders.append(ref(kept))
+        return kept
 
     def parameter(self, path: str, shape: Shape, dtype: DType) -> Tensor:
         """The parameter of that name; made at the first asking, the same one afterwards."""
@@ -316,6 +354,8 @@ class StageTrace(msgspec.Struct):
     """The highest point of its replay, and of its backward otherwise."""
     plain_peak: int = 0
     gradient_bytes: int = 0
+    reached: bool = False
+    """Whether backward comes to it: something in it or below it is trained."""
 
 
 ACCUMULATE_FIRST = 1 << 62

@@ -70,7 +70,10 @@ class Storage:
 class Tensor:
     """A view of a storage, and the place in the graph that made it."""
 
-    __slots__ = ("dtype", "node", "output", "parameter", "requires_grad", "shape", "storage", "strides", "tape")
+    __slots__ = (
+        *("dtype", "has_base", "node", "output", "parameter", "requires_grad"),
+        *("shape", "storage", "strides", "tape"),
+    )
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Tensor:
         self.node, self.output = node, output
         self.requires_grad = node is not None
         self.parameter: str | None = None
+        self.has_base = False
 
     @property
     def numel(self) -> int:
@@ -98,6 +102,13 @@ class Tensor:
     def alias(self) -> Tensor:
         """Another tensor over the same storage, outside the graph (`detach`)."""
         return Tensor(self.tape, self.shape, self.strides, self.dtype, self.storage)
+
+    def seen(self, shape: Shape, strides: Shape) -> Tensor:
+        """A view outside the graph. It holds its base, so that nothing is ever added to it in place
+        (torch/csrc/autograd/variable.h, DifferentiableViewMeta)."""
+        view = Tensor(self.tape, shape, strides, self.dtype, self.storage)
+        view.has_base = True
+        return view
 
     def __repr__(self) -> str:
         return f"Tensor({list(self.shape)}, {self.dtype}, {self.storage.module}:{self.storage.op})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from ..errors import InputError
-from ..policies import parse_policy
+from ..policies import POLICY_WORDS, parse_policy
 from ..spec import AttentionKernel, Kernels, LinearAttentionKernel, Loss
 from ..units import parse_dtype, parse_range
 
@@ -68,14 +68,21 @@ def _distinct(values: object) -> tuple[object, ...]:
 
 
 def split_policies(text: str) -> list[str]:
-    """`none,segments:0-3,4-7,sqrt` is three policies: a number goes on with the segments before it."""
+    """`none,segments:0-3,4-7,sqrt` is three policies: a number goes on with the segments before it, and an output
+    with the selection before it."""
     parts: list[str] = []
     for part in text.split(","):
-        if parts and parts[-1].strip().startswith("segments:") and part.strip()[:1].isdigit():
+        if parts and _goes_on(parts[-1].strip(), part.strip()):
             parts[-1] += "," + part
         else:
             parts.append(part)
     return parts
+
+
+def _goes_on(policy: str, part: str) -> bool:
+    if policy.startswith("segments:"):
+        return part[:1].isdigit()
+    return policy.startswith("selective:") and ":" not in part and part not in POLICY_WORDS
 
 
 RUN_AXES = (

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from msgspec.structs import replace
 
 from ..autograd.meter import rounded
 from ..autograd.tape import SavedTensor
-from ..chain import Chain, Checkpointed, Evaluation, Schedule, Stored, Unit, evaluate
+from ..chain import Chain, Checkpointed, Evaluation, Option, Schedule, Stored, Unit, evaluate
 from ..layers.names import outside_parts
-from ..policies import Layers, Policy, Segment
+from ..menus import Menus, menus
+from ..policies import NOTHING_KEPT, Keeps, Layers, Policy, Segment, kept_outputs
 from ..profile import LayerProfile, ModelProfile, profile
 from ..report import Autograd, OutsideLayers
 from ..spec import Model, Run
@@ -29,11 +30,18 @@ class Subject:
     @cached_property
     def profile(self) -> ModelProfile:
         """A run's checkpointing has no part in it, so that all policies share one."""
+        return profile(self.model, self.plain_run)
+
+    @cached_property
+    def plain_run(self) -> Run:
+        """The run without its checkpointing."""
         plain = Run()
-        return profile(
-            self.model,
-            replace(self.run, checkpoint=plain.checkpoint, checkpoint_dtype=plain.checkpoint_dtype),
-        )
+        return replace(self.run, checkpoint=plain.checkpoint, checkpoint_dtype=plain.checkpoint_dtype)
+
+    @property
+    def menus(self) -> Menus:
+        """What checkpointed layers may keep."""
+        return menus(self.model, self.plain_run)
 
     @cached_property
     def layers(self) -> Layers:
@@ -44,8 +52,9 @@ class Subject:
     @cached_property
     def held_bytes(self) -> int:
         """What one segment keeps of its input, unrounded."""
-        dtype = self.run.checkpoint_dtype or self.run.dtype
-        return self.profile.boundary_bytes * dtype.itemsize // self.run.dtype.itemsize
+        made = self.run.residual_dtype
+        dtype = self.run.checkpoint_dtype or made
+        return self.profile.boundary_bytes * dtype.itemsize // made.itemsize
 
     def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain:
         """The profile's chain, with what a checkpoint keeps of its input."""
@@ -56,8 +65,13 @@ class Subject:
         return self._chains[key]
 
     def under(self, policy: Policy) -> Segmented:
-        """With the segments that the policy chooses."""
-        return Segmented(self, policy.segments(self.layers))
+        """With the segments that the policy chooses; where nothing is trained a segment keeps nothing."""
+        layers = self.profile.layers
+        chosen = tuple(part for part in policy.segments(self.layers) if layers[part[1]].reached)
+        keeps = kept_outputs(policy, chosen)
+        if keeps:
+            self.menus.check(dict.fromkeys(word for words in keeps.values() for word in sorted(words)))
+        return Segmented(self, chosen, keeps)
 
 
 @lru_cache(maxsize=16)
@@ -73,10 +87,11 @@ def segmented(model: Model, run: Run, policy: Policy) -> Segmented:
 
 @dataclass(frozen=True)
 class Segmented:
-    """A model under one run with these layers checkpointed. Bytes."""
+    """A model under one run with these layers checkpointed; `keeps`: outputs that layers on their own keep. Bytes."""
 
     subject: Subject
     segments: tuple[Segment, ...]
+    keeps: Keeps = field(default_factory=dict)
 
     @property
     def model(self) -> Model:
@@ -105,6 +120,9 @@ class Segmented:
             sizes.append(size)
         for first, _ in self.segments:
             sizes[first] = self.held_bytes
+        kept = self.subject.menus.kept(list(self.keeps.items())) if self.keeps else []
+        for i, one in zip(self.keeps, kept, strict=True):
+            sizes[i] += one.saved
         return tuple(sizes)
 
     @cached_property
@@ -155,7 +173,10 @@ class Segmented:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        return evaluate(self.chain, schedule(self.model.num_layers, self.segments))
+        chain, layers = self.chain, self.model.num_layers
+        if self.keeps:
+            chain = self.subject.menus.with_choices(chain, self.keeps)
+        return evaluate(chain, schedule(layers, self.segments, self.keeps))
 
     @property
     def recompute_flops_fraction(self) -> float:
@@ -168,14 +189,17 @@ class Segmented:
         return self.profile.context(checkpointed=bool(self.segments)).backward
 
 
-def schedule(num_layers: int, segments: Sequence[Segment]) -> Schedule:
-    """Segments of layers as units of the chain embedding, layers, head: everything else is stored."""
+def schedule(num_layers: int, segments: Sequence[Segment], keeps: Keeps = NOTHING_KEPT) -> Schedule:
+    """Segments of layers as units of the chain embedding, layers, head: everything else is stored.
+
+    A layer of `keeps` is run by the first choice of its stage's menu.
+    """
     units: list[Unit] = []
     at = 0
     for first, last in segments:
         if first + 1 > at:
             units.append(Stored(at, first))
-        units.append(Checkpointed(first + 1, last + 1))
+        units.append(Option(first + 1, 0) if first in keeps else Checkpointed(first + 1, last + 1))
         at = last + 2
     units.append(Stored(at, num_layers + 1))
     return Schedule(tuple(units))

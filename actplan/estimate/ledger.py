@@ -41,7 +41,8 @@ def _first_of(model: Model, kind: str) -> int:
 
 
 def _walked(model: Model, run: Run, tape: Tape | None = None) -> Walk:
-    return walk(model, run, segmented(model, run, run.checkpoint).segments, tape=tape)
+    chosen = segmented(model, run, run.checkpoint)
+    return walk(model, run, chosen.segments, keeps=chosen.keeps, tape=tape)
 
 
 def _merged(rows: Iterable[SavedTensor]) -> list[LedgerRow]:
@@ -59,9 +60,8 @@ def _merged(rows: Iterable[SavedTensor]) -> list[LedgerRow]:
 def at_peak(model: Model, run: Run) -> Peak:
     """What is alive at the highest point of the step, largest first: the whole model is run twice, once to find
     the moment and once to look."""
-    segments = segmented(model, run, run.checkpoint).segments
-    first = walk(model, run, segments)
-    second = walk(model, run, segments, tape=Tape(photograph=first.peak_event))
+    first = _walked(model, run)
+    second = _walked(model, run, Tape(photograph=first.peak_event))
     backward = first.peak_backward_bytes > first.peak_forward_bytes
     return Peak(
         phase="backward" if backward else "forward",

@@ -74,7 +74,7 @@ class Table:
 
     def _row(self, policy: Policy) -> Segmentation:
         segments = policy.segments(self.layers)
-        autograd = Segmented(self.subject, segments)
+        autograd = self.subject.under(policy)
         return Segmentation(
             policy=str(policy),
             num_segments=len(segments),

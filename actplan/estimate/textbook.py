@@ -94,12 +94,11 @@ def feed_forward_widths(hidden: int, spec: FeedForward) -> list[Width]:
 
 
 def mlp_widths(hidden: int, spec: Mlp) -> list[Width]:
-    """The feed-forward half of a layer."""
+    """The feed-forward half of a layer: three wide tensors, or two where it has no gate."""
+    wide = ("gate", "up", "product") if spec.gated else ("up", "activated")
     return [
         Width("feed-forward input, normed", hidden),
-        Width("gate", spec.intermediate_size),
-        Width("up", spec.intermediate_size),
-        Width("product", spec.intermediate_size),
+        *(Width(name, spec.intermediate_size) for name in wide),
         Width("down", hidden),
     ]
 

@@ -17,16 +17,16 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The mixer without its norm: [B, T, hidden] to the same; also the probabilities, where the kernel has them."""
     lead = x.shape[:-1]
-    query, key, value, gate, *whole = (_fused if spec.fused_qkv else _separate)(m, x, spec, norm_type)
+    query, key, value, gate, _whole = (_fused if spec.fused_qkv else _separate)(m, x, spec, norm_type)
     if spec.qk_norm and spec.qk_norm_on == "transposed_heads":
         query = m.call("q_norm", norm, query, norm_type)
         key = m.call("k_norm", norm, key, norm_type)
     if spec.rope and tables is not None:
         rotate = m.kernels.rotate if tables[0].shape[-1] == spec.head_dim else m.kernels.rotate_part
-        query, key, *held = rotate(query, key, tables)
+        query, key, *_held = rotate(query, key, tables)
     if spec.sinks:
         sinks = m.parameter("sinks", query.shape[1])
-        output, weights = m.kernels.sink_attention(query, key, value, mask, sinks)
+        output, weights = m.kernels.sink_attention(query, key, value, mask, sinks, spec.dropout)
     else:
         output, weights = m.kernels.attention(query, key, value, mask, spec)
     output = contiguous(reshape(output, *lead, -1))
@@ -69,7 +69,7 @@ def _separate(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Proj
 
 
 def _heads(m: Scope, name: str, x: Tensor, spec: Attention, norm_type: NormType) -> Tensor:
-    """A projection as heads [B, T, H, D], normed over its whole width or over each head where the model does so."""
+    """A projection as heads [B, T, H, D], normed over its whole width or over each head."""
     if spec.qk_norm and spec.qk_norm_on == "projection":
         x = m.call(name, norm, x, norm_type)
     x = view(x, *x.shape[:2], -1, spec.head_dim)

@@ -24,7 +24,9 @@ from .norm import norm
 from .scope import Scope, enter, row
 
 
-def decoder_layer(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+def decoder_layer(
+    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
+) -> Tensor:
     """[B, T, hidden] to the same."""
     return _RESIDUALS[spec.residual.type](m, hidden, spec, tables, mask)
 
@@ -43,7 +45,9 @@ def _pre_norm(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask
     return add(residual, _scaled(hidden, spec))
 
 
-def _pre_norm_held(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+def _pre_norm_held(
+    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
+) -> Tensor:
     """models/gpt2/modeling_gpt2.py, GPT2Block: the branches' outputs are locals of their own."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
@@ -57,7 +61,9 @@ def _pre_norm_held(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None,
     return add(residual, forwarded)
 
 
-def _pre_norm_flat(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+def _pre_norm_flat(
+    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
+) -> Tensor:
     """models/opt/modeling_opt.py, OPTDecoderLayer: the feed-forward half works on [B · T, hidden]."""
     shape, residual = hidden.shape, hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
@@ -74,7 +80,9 @@ def _pre_norm_flat(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None,
     return view(add(residual, hidden), *shape)
 
 
-def _pre_norm_all_held(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+def _pre_norm_all_held(
+    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
+) -> Tensor:
     """models/stablelm/modeling_stablelm.py, StableLmDecoderLayer: no local is assigned anew."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
@@ -111,7 +119,7 @@ def _sandwich(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask
 
 
 def _parallel(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
-    """models/cohere2/modeling_cohere2.py, Cohere2DecoderLayer; models/phi/modeling_phi.py, PhiDecoderLayer."""
+    """models/cohere2/modeling_cohere2.py, Cohere2DecoderLayer; models/phi, PhiDecoderLayer."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
     attn_output, _ = mixer(m, hidden, spec, tables, mask)
@@ -132,8 +140,10 @@ def _parallel_two_norms(
     return add(add(forwarded, attn_output), hidden)
 
 
-def _parallel_in_place(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
-    """models/falcon/modeling_falcon.py, FalconDecoderLayer with parallel_attn: one norm, or one for each branch."""
+def _parallel_in_place(
+    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
+) -> Tensor:
+    """models/falcon/modeling_falcon.py, FalconDecoderLayer: one norm, or one for each branch."""
     residual = hidden
     if spec.residual.type == "parallel_in_place":
         attn_in = mlp_in = m.call("input_layernorm", norm, hidden, spec.norm)
@@ -204,6 +214,6 @@ def mixer(
 def feed_forward(m: Scope, x: Tensor, spec: Layer) -> tuple[Tensor, Tensor | None]:
     """The feed-forward half of a layer; also the routing weights, where the model's block returns them."""
     if isinstance(spec.mlp, Moe):
-        return m.call("mlp", moe, x, spec.mlp)
+        return m.call("moe" if "moe" in m.names else "mlp", moe, x, spec.mlp)
     assert spec.mlp is not None
     return m.call("mlp", mlp, x, spec.mlp), None

@@ -1,8 +1,9 @@
 """The experts of a mixture, as one grouped product each way (transformers/integrations/moe.py, 5.24).
 
-Transformers picks `grouped_mm` wherever torch has it (torch 2.9 and compute capability 8.0 up). Rows are sorted by
-expert, so every tensor here has T · top_k rows whatever the routing: an uneven load moves the offsets and nothing
-else, also under Transformers' own expert parallelism, which keeps rows of other ranks' experts and skips them.
+Transformers picks `grouped_mm` wherever torch has it (torch 2.9 and compute capability 8.0 up). Rows are
+sorted by expert, so every tensor here has T · top_k rows whatever the routing: an uneven load moves the
+offsets and nothing else, also under Transformers' own expert parallelism, which keeps rows of other ranks'
+experts and skips them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from math import ceil
 from ..autograd import Tensor
 from ..ops import elementwise
 from ..ops.communication import all_to_all
-from ..ops.elementwise import add_scalar, mul, mul_scalar, sigmoid, sum_dim, to
-from ..ops.experts import add_in_place, clamp, grouped_mm
+from ..ops.elementwise import add_in_place, add_scalar, mul, mul_scalar, sigmoid, sum_dim, to
+from ..ops.experts import clamp, grouped_mm
 from ..ops.indexing import index_rows, inverse_permutation, sort
 from ..ops.liger_moe import liger_fused_moe
 from ..ops.views import reshape, slice_step, split, transpose, unsqueeze, view
@@ -50,11 +51,19 @@ def grouped_mm_experts(
         expert_ids_g = tape.empty((received,), INT64, "all_to_all")
     selected_biases = _biases(m, "gate_up_proj", 2 * inner, expert_ids_g, spec)
     proj_out = _grouped_linear(
-        m, selected_hidden_states_g, "gate_up_proj", 2 * inner, offsets, selected_biases, spec
+        m,
+        selected_hidden_states_g,
+        "gate_up_proj",
+        2 * inner,
+        offsets=offsets,
+        bias=selected_biases,
+        spec=spec,
     )
     proj_out = _GATES[spec.expert_gate](m, proj_out)
     selected_biases = _biases(m, "down_proj", width, expert_ids_g, spec)
-    proj_out = _grouped_linear(m, proj_out, "down_proj", width, offsets, selected_biases, spec)
+    proj_out = _grouped_linear(
+        m, proj_out, "down_proj", width, offsets=offsets, bias=selected_biases, spec=spec
+    )
     if m.mesh.ep > 1:
         proj_out = all_to_all(proj_out, perm.shape[0])
     weighted_out = mul(proj_out, unsqueeze(sample_weights_g, -1))
@@ -87,14 +96,15 @@ def _biases(m: Scope, name: str, width: int, expert_ids: Tensor, spec: Moe) -> T
 
 
 def _grouped_linear(
-    m: Scope, rows: Tensor, name: str, width: int, offsets: Tensor, bias: Tensor | None, spec: Moe
+    m: Scope, rows: Tensor, name: str, width: int, *, offsets: Tensor, bias: Tensor | None, spec: Moe
 ) -> Tensor:
     """Weights [E, out, in], or stored the other way round (gpt-oss)."""
     if spec.transposed_experts:
-        out = grouped_mm(rows, m.parameter(name, _experts(m, spec), rows.shape[1], width), offsets)
+        weight = m.parameter(name, _experts(m, spec), rows.shape[1], width)
+        out = grouped_mm(to(rows, weight.dtype), weight, offsets)
     else:
         weight = m.parameter(name, _experts(m, spec), width, rows.shape[1])
-        out = grouped_mm(rows, transpose(weight, 1, 2), offsets)
+        out = grouped_mm(to(rows, weight.dtype), transpose(weight, 1, 2), offsets)
     return out if bias is None else add_in_place(out, bias)
 
 

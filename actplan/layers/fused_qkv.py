@@ -1,4 +1,4 @@
-"""One projection for q, k and v: how each model cuts its output [B, T, (H + 2 G) D] into heads-first parts."""
+"""One projection for q, k and v: how models cut its output [B, T, (H + 2 G) D] into heads-first parts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _by_head(qkv: Tensor, heads: int, groups: int, dim: int) -> Parts:
 
 
 def _by_group(qkv: Tensor, heads: int, groups: int, dim: int) -> Parts:
-    """Falcon's: the queries of a group, then its key and value, which are copied out and, with several groups,
-    repeated for each query (models/falcon/modeling_falcon.py, _split_heads)."""
+    """Falcon's: the queries of a group, then its key and value, which are copied out and, with several
+    groups, repeated for each query (models/falcon/modeling_falcon.py, _split_heads)."""
     batch, length, _ = qkv.shape
     each = heads // groups
     if groups == 1:

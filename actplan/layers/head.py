@@ -12,7 +12,7 @@ from ..ops.views import contiguous, narrow, reshape, view
 from ..spec import Attention, LatentAttention, Model, Run
 from ..units import BOOL, FP32, INT64, DType
 from .names import ALWAYS_MASKED
-from .scope import TRAINED_COPY, Scope, enter, leave
+from .scope import FROZEN_ORIGINAL, TRAINED_COPY, Scope, enter, leave
 
 
 def embed(m: Scope, ids: Tensor, vocabulary: int, hidden: int) -> Tensor:
@@ -47,7 +47,7 @@ def eager_mask(m: Scope, batch: int, length: int, dtype: DType) -> Tensor:
 
 
 def bool_mask(m: Scope, length: int) -> Tensor:
-    """The T × T boolean mask that sdpa is given, one for the whole batch (transformers/masking_utils.py, sdpa_mask)."""
+    """The T × T boolean mask that sdpa is given, one for the whole batch (masking_utils.py, sdpa_mask)."""
     return m.tape.empty((1, 1, length, length), BOOL, "mask")
 
 
@@ -63,6 +63,7 @@ def output_weight(m: Scope, model: Model) -> Tensor:
     embedding = f"{names.get('model', 'model')}.{names.get('embed_tokens', 'embed_tokens')}.weight"
     path = embedding if model.tie_word_embeddings else "lm_head.weight"
     if "lm_head" in m.copies:
+        path = path.replace("lm_head", f"lm_head{FROZEN_ORIGINAL}")
         m.tape.parameter(path, (m.local(model.vocab_size, "vocabulary"), model.hidden_size), m.dtype)
         path = f"lm_head{TRAINED_COPY}.weight"
     return m.tape.parameter(path, (m.local(model.vocab_size, "vocabulary"), model.hidden_size), m.dtype)

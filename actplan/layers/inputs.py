@@ -1,4 +1,4 @@
-"""What the layers are given: embedded tokens, position tables and masks, each made once for the whole model."""
+"""What the layers are given: embedded tokens, position tables and masks, made once for the whole model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Window = int | None
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Masks by the window of the layers that take them, rope tables by whether they are the sliding layers' own.
+    """Masks by the window of the layers that take them, rope tables by whether they are sliding layers' own.
 
     `local`: whether sliding layers have their own. `count`: the layers that share this.
     """
@@ -66,11 +66,13 @@ def shared(m: Scope, model: Model, run: Run) -> Shared:
 def _windows(model: Model) -> list[Window]:
     """The windows of the attention layers, none first."""
     windows = {_window(layer) for layer in model.layers if _attends(layer)}
+    if model.full_mask:
+        windows.add(None)
     return sorted(windows, key=lambda window: window or 0)
 
 
 def _mask(m: Scope, model: Model, run: Run, window: Window) -> Tensor | None:
-    """Transformers' rule (masking_utils.py): eager attention always has a mask, flash never; sdpa has one where a
+    """Transformers' rule (masking_utils.py): eager attention always has a mask, flash never; sdpa where a
     window is no longer than the sequence (_ignore_causal_mask_sdpa)."""
     needed = model.naming in ALWAYS_MASKED or (window is not None and window <= run.sequence_length)
     if run.attention == "eager":
@@ -84,7 +86,7 @@ def _mask(m: Scope, model: Model, run: Run, window: Window) -> Tensor | None:
 
 
 def _tables(m: Scope, model: Model, run: Run) -> dict[bool, Tables]:
-    """cos and sin for the layers that turn; a second pair for sliding layers where the model has one for them."""
+    """cos and sin for the layers that turn; a second pair for sliding layers where they have their own."""
     dim = head.needs_tables(model)
     if dim is None:
         return {}

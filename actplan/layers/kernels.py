@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from ..autograd import Tensor
+from ..errors import InputError
 from ..ops import attention as attn
 from ..ops import deltanet, norm, rope, rope_pairs, sinks
 from ..ops.layer_norm import layer_norm_fp32
@@ -24,7 +25,7 @@ _LIGER_NORMS: dict[LigerModule, tuple[NormType, ...]] = {
     "rms_norm_copy": (),
     "rms_norm_in_place": _RMS_NORMS,
 }
-"""Liger's variants of RMSNorm -> the norms whose gradient overwrites the incoming one (transformers/rms_norm.py)."""
+"""Liger's variants of RMSNorm (transformers/rms_norm.py) -> the norms whose gradient is written in place."""
 
 
 class AttentionKernel(Protocol):
@@ -46,7 +47,7 @@ class Kernels:
     rotate_part: Rotate
     attention: AttentionKernel
     latent_attention: AttentionKernel
-    sink_attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], tuple[Tensor, Tensor | None]]
+    sink_attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor, float], attn.Attended]
     gated_mlp: mlp.GatedMlp
     causal_conv: Callable[[Tensor, Tensor], Tensor]
     delta_rule: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -101,6 +102,8 @@ _ROTATIONS: dict[str, Rotate] = {
 
 def kernels(model: Model, run: Run) -> Kernels:
     """The kernels of a run."""
+    if run.attention == "sdpa" and not model.supports_sdpa:
+        raise InputError("Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash")
     chosen = replace(_HF, attention=_ATTENTION.get(run.attention, _HF.attention))
     if run.attention == "flash" and run.residual_dtype is not run.dtype:
         chosen = replace(chosen, attention=partial(attn.flash_attention, low=run.dtype))

@@ -42,11 +42,11 @@ def torch_mixer(m: Scope, projected_states: Tensor, A: Tensor, spec: Mamba2, hid
         view(x, batch, length, spec.num_heads, spec.head_dim),
         dt,
         A,
-        view(B, batch, length, groups, state),
-        view(C, batch, length, groups, state),
-        m.parameter("D", spec.num_heads),
-        m.parameter("dt_bias", spec.num_heads),
-        spec.chunk_size,
+        B=view(B, batch, length, groups, state),
+        C=view(C, batch, length, groups, state),
+        D=m.parameter("D", spec.num_heads),
+        dt_bias=m.parameter("dt_bias", spec.num_heads),
+        chunk=spec.chunk_size,
     )
     scan_output = reshape(scan_result, batch, length, -1)
     scan_output = m.call("gated_norm", _gated_norm, scan_output, gate, inner // groups)
@@ -72,7 +72,8 @@ def _gated_norm(m: Scope, x: Tensor, gate: Tensor, group_size: int) -> Tensor:
 
 
 def fused_mixer(m: Scope, projected_states: Tensor, A: Tensor, spec: Mamba2, hidden: int) -> Tensor:
-    """mamba_ssm's kernel for training, which takes convolution, scan, gated norm and output projection at once."""
+    """mamba_ssm's kernel for training, which takes convolution, scan, gated norm and output projection at
+    once."""
     weight, bias = m.call("conv1d", _convolution, spec)
     inner, _ = _widths(spec)
     return mamba_split_conv1d_scan_combined(

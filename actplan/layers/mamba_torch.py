@@ -1,7 +1,7 @@
 """Mamba 2's scan in plain torch ops, Transformers' fallback where mamba_ssm is missing.
 
-models/mamba2/modeling_mamba2.py, mamba2_chunk_scan. Labels of the products: b batch, c chunk, l and s positions in a
-chunk, h head, p of head_dim, n of state_size, z chunk.
+models/mamba2/modeling_mamba2.py, mamba2_chunk_scan. Labels of the products: b batch, c chunk, l and s
+positions in a chunk, h head, p of head_dim, n of state_size, z chunk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..units import BOOL, FP32
 
 
 def torch_chunk_scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, chunk: int
+    x: Tensor, dt: Tensor, A: Tensor, *, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, chunk: int
 ) -> Tensor:
     """x [B, T, H, P], dt [B, T, H], A [H], B and C [B, T, G, N] to [B, T, H, P]."""
     batch, length, heads, dim = x.shape

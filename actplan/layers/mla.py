@@ -6,7 +6,7 @@ from ..autograd import Tensor
 from ..ops.rope import Tables, rotate
 from ..ops.rope_pairs import rotate_neighbours
 from ..ops.views import assign_slice, cat, contiguous, expand, reshape, split, transpose, view
-from ..spec import LatentAttention
+from ..spec import Attention, LatentAttention
 from .norm import norm
 from .scope import Scope, column, linear, row
 
@@ -14,7 +14,8 @@ from .scope import Scope, column, linear, row
 def latent_attention(
     m: Scope, x: Tensor, spec: LatentAttention, tables: Tables | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The mixer without its norm: [B, T, hidden] to the same; also the probabilities, where the kernel has them."""
+    """The mixer without its norm: [B, T, hidden] to the same; also the probabilities, where the kernel has
+    them."""
     batch, length, hidden = x.shape
     head_dim = spec.qk_nope_head_dim + spec.qk_rope_head_dim
     q_states = _queries(m, x, spec, head_dim)
@@ -30,10 +31,22 @@ def latent_attention(
     q_rot, k_rot = (rotate_neighbours if spec.rope_interleave else rotate)(q_rot, k_rot, tables)
     query_states = cat((q_pass, q_rot), -1)
     key_states, value_states = _expand_kv(m, kv_nope, k_rot, spec)
-    output, weights = m.kernels.latent_attention(query_states, key_states, value_states, mask)
+    output, weights = m.kernels.latent_attention(
+        query_states, key_states, value_states, mask, _dropped(spec, head_dim)
+    )
     output = contiguous(reshape(output, batch, length, -1))
     output = m.call("o_proj", row, output, hidden, spec.bias)
     return output, weights
+
+
+def _dropped(spec: LatentAttention, head_dim: int) -> Attention | None:
+    """What a kernel must know of the scores: dropout, if there is any."""
+    heads = spec.num_attention_heads
+    if not spec.dropout:
+        return None
+    return Attention(
+        num_attention_heads=heads, num_key_value_heads=heads, head_dim=head_dim, dropout=spec.dropout
+    )
 
 
 def _queries(m: Scope, x: Tensor, spec: LatentAttention, head_dim: int) -> Tensor:

@@ -32,7 +32,7 @@ def widen(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
 
 
 def plain_mlp(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
-    """Without a gate (models/gpt2/modeling_gpt2.py, GPT2MLP; models/gpt_neox/modeling_gpt_neox.py, GPTNeoXMLP)."""
+    """Without a gate (models/gpt2/modeling_gpt2.py, GPT2MLP; models/gpt_neox, GPTNeoXMLP)."""
     return m.call("act_fn", activate, m.call("up_proj", widen, x, spec), spec)
 
 

@@ -11,6 +11,7 @@ import msgspec
 from ..autograd import Tape, Tensor, backward, checkpoint
 from ..autograd.tape import OUTSIDE, StageTrace
 from ..autograd.tensor import Storage, contiguous_strides
+from ..errors import InputError
 from ..policies import Segment
 from ..spec import Layer, Model, Run
 from ..units import INT64
@@ -18,7 +19,7 @@ from . import head, inputs
 from .block import decoder_layer
 from .inputs import Shared
 from .kernels import kernels
-from .names import POSITIONAL_MASK, names_of
+from .names import NO_POSITION_IDS, POSITIONAL_MASK, names_of
 from .norm import norm
 from .scope import Scope
 from .training import projection, trains
@@ -95,6 +96,8 @@ def walk(
         tape.settle()
     result.end_forward_bytes = tape.meter.live
     result.peak_forward_bytes = max(stage.forward_peak for stage in result.stages)
+    if loss.node is None:
+        raise InputError("nothing is trained", where="frozen", allowed="at least one parameter with a gradient")
     gradient = tape.empty(loss.shape, loss.dtype, "gradient")
     backward(tape, loss, gradient, stepper.backward)
     del held
@@ -143,6 +146,7 @@ class _Stepper:
             tape.meter.mark()
         self.replayed, self.gradients, self.current = tape.replayed_flops, tape.gradient_bytes, stage
         if stage is not None:
+            self.stages[stage].reached = True
             self.stages[stage].backward_start = tape.meter.live
 
 
@@ -199,15 +203,16 @@ def _language_model(
         if checkpointed:
             given = shared.of(model.layers[first : last + 1])
             positional = given.masks.values() if model.naming in POSITIONAL_MASK else ()
-            run_segment = partial(run_layers, first, given, positions.ids)
+            held = None if model.naming in NO_POSITION_IDS else positions.ids
+            run_segment = partial(run_layers, first, given, held)
             keep = keeps.get(first, frozenset())
             hidden = checkpoint(m.tape, run_segment, hidden, *positional, name=_layer_name(m, numbers[first]), keep=keep)
         else:
             hidden = _layer(m, first, numbers[first], hidden, model.layers[first], shared, stepper)
     stepper.begin(model.num_layers + 1)
-    hidden = m.call("norm", norm, hidden, model.norm)
+    normed = m.call("norm", norm, hidden, model.norm)
     m.held = None
-    return hidden
+    return normed
 
 
 def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: Shared, stepper: _Stepper) -> Tensor:

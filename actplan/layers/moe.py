@@ -28,11 +28,15 @@ def moe(m: Scope, x: Tensor, spec: Moe) -> tuple[Tensor, Tensor | None]:
     Under tensor parallelism each rank routes its own tokens, so they must be divided (sequence parallelism).
     """
     if m.mesh.tp > 1 and not m.mesh.sp:
-        raise InputError("experts under --tp need the tokens divided", where="--tp", allowed="--tp together with --sp")
+        raise InputError(
+            "experts under --tp need the tokens divided", where="--tp", allowed="--tp together with --sp"
+        )
     if spec.router == "sigmoid":
         return _shared_after(m, x, spec), None
     if spec.router == "topk_softmax":
         return _plain(m, x, spec)
+    if spec.router == "topk_softmax_fp32":
+        return _shared_beside(m, x, spec)
     return _shared_before(m, x, spec), None
 
 
@@ -65,8 +69,31 @@ def _shared_after(m: Scope, x: Tensor, spec: Moe) -> Tensor:
     hidden = view(m.call("experts", m.kernels.experts, hidden, indices, weights, spec), *x.shape)
     if spec.shared_expert_intermediate_size is None:
         return hidden
-    hidden = add(hidden, m.call("shared_experts", mlp, x, _shared(spec)))
-    return hidden
+    return add(hidden, m.call("shared_experts", mlp, x, _shared(spec)))
+
+
+def _shared_beside(m: Scope, x: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
+    """Granite 4's: experts and a shared network are parts of the layer, which holds the experts' output to
+    its end (models/granitemoehybrid/modeling_granitemoehybrid.py, GraniteMoeHybridDecoderLayer)."""
+    chosen = m.call("block_sparse_moe", _sparse, x, spec)
+    shared = Mlp(intermediate_size=spec.shared_expert_intermediate_size or 0, fused_gate_up=True)
+    return add(chosen, m.call("mlp", mlp, x, shared)), chosen
+
+
+def _sparse(m: Scope, x: Tensor, spec: Moe) -> Tensor:
+    flat = reshape(x, -1, x.shape[-1])
+    _, weights, indices = m.call("router", topk_softmax_fp32_router, flat, spec)
+    out = m.call("experts", m.kernels.experts, flat, indices, weights, spec)
+    return view(out, *x.shape)
+
+
+def topk_softmax_fp32_router(m: Scope, hidden: Tensor, spec: Moe) -> Routed:
+    """The largest logits, in fp32, and probabilities over those (GraniteMoeHybridTopKRouter)."""
+    weight = m.parameter("weight", spec.num_experts, hidden.shape[-1])
+    router_logits = to(matrix_product(hidden, weight), FP32)
+    top_logits, indices = topk(router_logits, spec.num_experts_per_tok)
+    weights = to(softmax(top_logits), hidden.dtype)
+    return router_logits, weights, indices
 
 
 def _shared(spec: Moe) -> Mlp:

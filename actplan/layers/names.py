@@ -1,7 +1,7 @@
 """Module names: layer functions say Llama's, and a model's own stand here where they differ.
 
-From `transformers/models/<family>/modeling_<family>.py`. An empty name is a part that is not a module of its own
-there: what it saves belongs to the module around it.
+From `transformers/models/<family>/modeling_<family>.py`. An empty name is a part that is not a module of its
+own there: what it saves belongs to the module around it.
 """
 
 from __future__ import annotations
@@ -109,6 +109,28 @@ _NAMES["mamba2"] = {
 }
 
 
+_NAMES["bamba"] = {
+    **_SHARED,
+    "norm": "final_layernorm",
+    "post_attention_layernorm": "pre_ff_layernorm",
+    "mixer": "mamba",
+    "gated_norm": "norm",
+    "mlp": "feed_forward",
+}
+
+
+_NAMES["granitemoehybrid"] = {
+    **_SHARED,
+    "mixer": "mamba",
+    "gated_norm": "norm",
+    "mlp": "shared_mlp",
+    "moe": "",
+    "gate_up_proj": "input_linear",
+    "activation_fn": "activation",
+    "down_proj": "output_linear",
+}
+
+
 def names_of(naming: Naming) -> Mapping[str, str]:
     """Llama's name of a module -> this model's, where it has another."""
     return MappingProxyType(_NAMES[naming])
@@ -121,8 +143,10 @@ def outside_parts(naming: Naming) -> dict[str, str]:
 
 
 ALWAYS_MASKED = frozenset({"falcon"})
-"""Models that ask for a mask also where sdpa would do without (create_causal_mask, allow_is_causal_skip=False)."""
+"""Models that ask for a mask also where sdpa would do without (`allow_is_causal_skip=False`)."""
 REPLACED_EMBEDDING = frozenset({"phi"})
 """Models whose forward gives the dropped-out embedding the embedding's own name, so that the latter goes."""
 POSITIONAL_MASK = frozenset({"gpt2"})
 """Models that hand their layers the mask as a positional argument: a checkpoint keeps it with its inputs."""
+NO_POSITION_IDS = frozenset({"granitemoehybrid"})
+"""Models that do not hand position ids to their layers: a checkpoint does not keep them alive."""

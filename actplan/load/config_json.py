@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import InputError
-from . import families_dense, families_gemma, families_gpt, families_mamba, families_moe  # noqa: F401  (register their readers)
+from . import families_dense, families_gemma, families_gpt, families_mamba, families_moe, families_moe_more  # noqa: F401  (register their readers)
 from .document import DOCUMENT_KEYS, Document
 from .families import READERS
 from .fields import mapping, shown

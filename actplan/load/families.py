@@ -31,6 +31,7 @@ from .family_parts import (
     rope_flags,
     rotary_fraction,
     trunk,
+    unused_full_mask,
     window_or_refuse,
     windowed,
 )
@@ -89,6 +90,7 @@ def qwen2(config: Config) -> Fields:
     return {
         **trunk(config),
         **layers(kinds),
+        **unused_full_mask(kinds),
         "attention": {
             **attention(config, key_value_heads=32, head_dim=derived_head_dim(config), window=window),
             "qkv_bias": True,
@@ -105,6 +107,7 @@ def qwen3(config: Config) -> Fields:
     return {
         **trunk(config),
         **layers(kinds),
+        **unused_full_mask(kinds),
         "attention": {
             **attention(config, key_value_heads=32, head_dim=config.size("head_dim", 128), window=window),
             **bias_on_all(config),

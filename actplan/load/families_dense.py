@@ -46,8 +46,8 @@ def _embedding(dropout: float, **more: object) -> Fields:
 
 @reader("olmo2")
 def olmo2(config: Config) -> Fields:
-    """configuration_olmo2.py; modeling_olmo2.py: norms behind the branches and over all heads of q and k, weights
-    and rope tables applied in fp32."""
+    """configuration_olmo2.py; modeling_olmo2.py: norms behind the branches and over all heads of q and k,
+    weights and rope tables applied in fp32."""
     projection = {"qk_norm": True, "qk_norm_on": "projection"}
     heads = {"key_value_heads": _all_heads(config), "head_dim": derived_head_dim(config)}
     return {
@@ -62,8 +62,8 @@ def olmo2(config: Config) -> Fields:
 
 
 def _glm(config: Config) -> Fields:
-    """Biases on q, k and v, two key-value heads of 128 and half of each head rotated when absent; neighbours turn,
-    by tables that each layer repeats."""
+    """Biases on q, k and v, two key-value heads of 128 and half of each head rotated when absent; neighbours
+    turn, by tables that each layer repeats."""
     bias = {"qkv_bias": True} if config.flag("attention_bias", True) else {}
     return {
         **trunk(config),
@@ -107,7 +107,7 @@ def granite(config: Config) -> Fields:
 @reader("cohere2")
 def cohere2(config: Config) -> Fields:
     """configuration_cohere2.py: every fourth layer is full, the others slide in a window of 4096; tied
-    embeddings. modeling_cohere2.py: one norm for both branches, rope on sliding layers only, scaled logits."""
+    embeddings. modeling_cohere2.py: one norm for both branches, rope on sliding layers, scaled logits."""
     count, pattern = num_layers(config), config.size("sliding_window_pattern", 4)
     names = {"full_attention": "full_attention" + NO_ROPE, "sliding_attention": "sliding_attention"}
     sliding = [names["sliding_attention" if (i + 1) % pattern else "full_attention"] for i in range(count)]
@@ -120,9 +120,12 @@ def cohere2(config: Config) -> Fields:
         "norm": "layer_fp32",
         **_residual("parallel", 0.0),
         "rope": {"style": "interleaved_fp32"},
+        "full_mask": True,
         "head": {"scaled": True},
         "attention": {
-            **attention(config, key_value_heads=_all_heads(config), head_dim=equal_head_dim(config), window=window),
+            **attention(
+                config, key_value_heads=_all_heads(config), head_dim=equal_head_dim(config), window=window
+            ),
             **bias_on_all(config),
         },
         "mlp": mlp(config),
@@ -132,8 +135,8 @@ def cohere2(config: Config) -> Fields:
 
 @reader("starcoder2")
 def starcoder2(config: Config) -> Fields:
-    """configuration_starcoder2.py: two key-value heads, biases everywhere (`use_bias`) and tied embeddings when
-    absent; a window, if any, on every layer."""
+    """configuration_starcoder2.py: two key-value heads, biases everywhere (`use_bias`) and tied embeddings
+    when absent; a window, if any, on every layer."""
     window = config.integer("sliding_window", absent=None)
     kind = "full_attention" if window is None else "sliding_attention"
     bias = config.flag("use_bias", True)
@@ -154,8 +157,8 @@ def starcoder2(config: Config) -> Fields:
 
 @reader("phi")
 def phi(config: Config) -> Fields:
-    """configuration_phi.py: half of each head rotated when absent. modeling_phi.py: one norm for both branches,
-    biases everywhere, the output projection included."""
+    """configuration_phi.py: half of each head rotated when absent. modeling_phi.py: one norm for both
+    branches, biases everywhere, the output projection included."""
     normed = {"qk_norm": True, "qk_norm_on": "transposed_heads"} if config.flag("qk_layernorm", False) else {}
     heads = {"key_value_heads": _all_heads(config), "head_dim": derived_head_dim(config)}
     return {

@@ -1,7 +1,7 @@
 """Readers of Google's families: Gemma, Gemma 2 and Gemma 3.
 
-Defaults and sources as in `families`. All three scale the embedding inside its module, keep zero-centered norm
-weights, gate with GELU's tanh form and tie their embeddings.
+Defaults and sources as in `families`. All three scale the embedding inside its module, keep zero-centered
+norm weights, gate with GELU's tanh form and tie their embeddings.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def gemma(config: Config) -> Fields:
 
 @reader("gemma2")
 def gemma2(config: Config) -> Fields:
-    """configuration_gemma2.py: layers slide in turn, from the first on, in a window of 4096; both soft caps are
-    on when absent (null: off). modeling_gemma2.py refuses sdpa, which knows no soft cap."""
+    """configuration_gemma2.py: every other layer, from the first on, slides in a window of 4096; both soft
+    caps are on when absent (null: off). modeling_gemma2.py refuses sdpa, which knows no soft cap."""
     kinds, window = _windowed(config, every=2)
     capped = config.fields.get("attn_logit_softcapping", 50.0) is not None
     config.read |= {"attn_logit_softcapping", "final_logit_softcapping"}
@@ -55,6 +55,7 @@ def gemma2(config: Config) -> Fields:
         "residual": {"type": "sandwich"},
         **({"head": head} if head else {}),
         "supports_sdpa": False,
+        "full_mask": True,
         "attention": {**_attention(config, 4, window), **({"softcap": True} if capped else {})},
         "mlp": {**mlp(config), **activation(config, "gelu_pytorch_tanh", "hidden_activation")},
         "liger": ["rms_norm", "rope", "geglu"],
@@ -63,9 +64,10 @@ def gemma2(config: Config) -> Fields:
 
 @reader("gemma3_text")
 def gemma3_text(config: Config) -> Fields:
-    """configuration_gemma3.py, Gemma3TextConfig: every sixth layer is full, the others slide in a window of 4096
-    and have rope tables of their own; 8 heads, 4 key-value heads and 262,208 tokens when absent; no soft caps.
-    modeling_gemma3.py: an RMSNorm on each head of q and k, after the transpose; its attention takes no cap."""
+    """configuration_gemma3.py, Gemma3TextConfig: every sixth layer is full, the others slide in a window of
+    4096 and have rope tables of their own; 8 heads, 4 key-value heads and 262,208 tokens when absent; no soft
+    caps. modeling_gemma3.py: an RMSNorm on each head of q and k, after the transpose; attention takes no cap.
+    """
     config = config.renamed({}, {"num_attention_heads": 8, "vocab_size": 262_208})
     without(config, "use_bidirectional_attention", _BIDIRECTIONAL)
     kinds, window = _windowed(config, every=config.size("sliding_window_pattern", 6))
@@ -76,6 +78,7 @@ def gemma3_text(config: Config) -> Fields:
         "residual": {"type": "sandwich"},
         **({"head": {"softcap": True}} if capped else {}),
         "rope": {"local": True},
+        "full_mask": True,
         "attention": {**_attention(config, 4, window), "qk_norm": True, "qk_norm_on": "transposed_heads"},
         "mlp": {**mlp(config), **activation(config, "gelu_pytorch_tanh", "hidden_activation")},
         "liger": ["rms_norm", "rope", "geglu"],
@@ -84,11 +87,13 @@ def gemma3_text(config: Config) -> Fields:
 
 @reader("gemma3")
 def gemma3(config: Config) -> Fields:
-    """configuration_gemma3.py, Gemma3Config: the text model in `text_config`; the vision tower and its projector
-    are left out."""
+    """configuration_gemma3.py, Gemma3Config: the text model in `text_config`; the vision tower and its
+    projector are left out."""
     text = config.section("text_config")
     if text is None:
-        raise InputError("missing", where=config.path("text_config"), allowed="the text model's configuration")
+        raise InputError(
+            "missing", where=config.path("text_config"), allowed="the text model's configuration"
+        )
     if text.get("model_type") not in (None, "gemma3_text"):
         raise text.refuse("model_type", "not the text model of gemma3")
     fields = gemma3_text(text)

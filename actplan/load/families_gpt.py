@@ -1,7 +1,7 @@
-"""Readers of the GPT lineage: GPT-2, GPT-NeoX (Pythia), OPT. Defaults and sources as in `families`.
+"""Readers of the GPT lineage: GPT-2, GPT-NeoX (Pythia), OPT, Falcon. Defaults and sources as in `families`.
 
-LayerNorm, biases, no gate in the feed-forward network; dropout is on by default in GPT-2 and OPT. Liger patches
-none of them.
+LayerNorm, biases, no gate in the feed-forward network; dropout is on by default in GPT-2 and OPT. Liger
+patches none of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ def _branches(kind: str, dropout: float) -> Fields:
 
 def _heads(config: Config) -> Fields:
     heads = config.required("num_attention_heads")
-    return {**attention(config, key_value_heads=heads, head_dim=equal_head_dim(config)), "num_key_value_heads": heads}
+    return {
+        **attention(config, key_value_heads=heads, head_dim=equal_head_dim(config)),
+        "num_key_value_heads": heads,
+    }
 
 
 def _biases(bias: bool) -> Fields:
@@ -68,8 +71,8 @@ def gpt2(config: Config) -> Fields:
 
 @reader("gpt_neox")
 def gpt_neox(config: Config) -> Fields:
-    """configuration_gpt_neox.py: a quarter of each head rotated (`rotary_pct`), biases and a parallel residual
-    when absent; each of its branches has a norm (modeling_gpt_neox.py)."""
+    """configuration_gpt_neox.py: a quarter of each head rotated (`rotary_pct`), biases and a parallel
+    residual when absent; each of its branches has a norm (modeling_gpt_neox.py)."""
     bias = config.flag("attention_bias", True)
     parallel = config.flag("use_parallel_residual", True)
     dropout = config.fraction("hidden_dropout", 0.0)
@@ -91,10 +94,10 @@ def gpt_neox(config: Config) -> Fields:
 
 @reader("opt")
 def opt(config: Config) -> Fields:
-    """configuration_opt.py: dropout 0.1 on both branches and tied embeddings when absent. modeling_opt.py: two
-    rows of the position table are never used; queries are scaled before attention."""
+    """configuration_opt.py: dropout 0.1 on both branches and tied embeddings when absent. modeling_opt.py:
+    two rows of the position table are never used; queries are scaled before attention."""
     config = config.renamed({"ffn_dim": "intermediate_size"})
-    without(config, "do_layer_norm_before", "norms behind the branches (OPT-350m) are not modelled", allowed=True)
+    without(config, "do_layer_norm_before", "norms behind the branches are not modelled", allowed=True)
     without(config, "_remove_final_layer_norm", "a model without its final norm is not modelled")
     without(config, "layer_norm_elementwise_affine", "norms without weights are not modelled", allowed=True)
     without(config, "layerdrop", "dropping whole layers at random is not modelled", allowed=0)
@@ -112,7 +115,9 @@ def opt(config: Config) -> Fields:
         "naming": "opt",
         "attention": {**_heads(config), **projections},
         "mlp": _mlp(
-            config.size("intermediate_size", 3072), activation(config, "relu", "activation_function"), bias=bias
+            config.size("intermediate_size", 3072),
+            activation(config, "relu", "activation_function"),
+            bias=bias,
         ),
     }
 

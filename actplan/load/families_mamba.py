@@ -1,17 +1,28 @@
-"""Transformers' configuration classes of state-space models; see `families` for the rules that readers follow."""
+"""Transformers' configuration classes of state-space models; see `families` for the rules that readers
+follow."""
 
 from __future__ import annotations
 
 from ..errors import InputError
 from .families import reader
-from .family_parts import Fields, layers, num_layers, trunk
+from .family_parts import (
+    Fields,
+    attention,
+    bias_on_all,
+    derived_head_dim,
+    layer_types,
+    layers,
+    mlp,
+    num_layers,
+    trunk,
+)
 from .hf_config import Config
 
 
 @reader("mamba2")
 def mamba2(config: Config) -> Fields:
-    """configuration_mamba2.py: 128 heads of 64, 8 groups, fp32 residuals when absent; every layer is a mixer and
-    nothing else, and Liger has no patch for it."""
+    """configuration_mamba2.py: 128 heads of 64, 8 groups, fp32 residuals when absent; every layer is a mixer
+    and nothing else, and Liger has no patch for it."""
     heads, head_dim = config.size("num_heads", 128), config.size("head_dim", 64)
     expand = config.size("expand", 2)
     if config.required("hidden_size") * expand != heads * head_dim:
@@ -42,4 +53,95 @@ def mamba2(config: Config) -> Fields:
     }
 
 
-__all__ = ["mamba2"]
+@reader("bamba")
+def bamba(config: Config) -> Fields:
+    """configuration_bamba.py: layers of Mamba 2, attention where `attn_layer_indices` says so, half of each
+    head rotated whatever the configuration says; Liger has no patch for it."""
+    if config.get("z_loss_coefficient"):
+        raise config.refuse("z_loss_coefficient", "the loss over the logits' normaliser is not modelled")
+    listed = config.get("attn_layer_indices")
+    attends = {i for i in listed if isinstance(i, int)} if isinstance(listed, list) else set()
+    count = num_layers(config)
+    return {
+        **trunk(config),
+        **layers(["full_attention" if i in attends else "mamba2" for i in range(count)]),
+        "rope": {"fraction": 0.5},
+        "naming": "bamba",
+        "attention": {
+            **attention(config, key_value_heads=8, head_dim=derived_head_dim(config)),
+            **bias_on_all(config),
+        },
+        "mamba2": mamba_section(config),
+        "mlp": mlp(config, bias=config.flag("mlp_bias", False)),
+        "liger": [],
+    }
+
+
+@reader("granitemoehybrid")
+def granitemoehybrid(config: Config) -> Fields:
+    """configuration_granitemoehybrid.py (Granite 4): Mamba 2 and attention as `layer_types` says (all Mamba 2
+    when absent), without positions unless `position_embedding_type` is rope; experts, if there are any,
+    beside a shared network; Granite's multipliers. Liger has no patch for it."""
+    if config.flag("output_router_logits", False):
+        raise config.refuse(
+            "output_router_logits",
+            "the routers' auxiliary loss is not modelled",
+            "--set output_router_logits=false",
+        )
+    count, heads = num_layers(config), config.required("num_attention_heads")
+    kinds = layer_types(config, count, {"linear_attention": "mamba2", "full_attention": "full_attention"})
+    experts = config.get("num_local_experts")
+    shared = config.size("shared_intermediate_size", 1024)
+    feed_forward: Fields = {"mlp": {"intermediate_size": shared, "fused_gate_up": True}}
+    if experts != 0:
+        feed_forward = {
+            "moe": {
+                "num_experts": config.size("num_local_experts", 8),
+                "num_experts_per_tok": config.size("num_experts_per_tok", 2),
+                "moe_intermediate_size": config.required("intermediate_size"),
+                "router": "topk_softmax_fp32",
+                "shared_expert_intermediate_size": shared,
+            }
+        }
+    turned = config.get("position_embedding_type") == "rope"
+    return {
+        **trunk(config),
+        **layers(kinds or ["mamba2"] * count),
+        "residual": {"scaled": True},
+        "embedding": {"scaled": "model"},
+        "head": {"scaled": True},
+        "naming": "granitemoehybrid",
+        "attention": {
+            **attention(config, key_value_heads=heads, head_dim=derived_head_dim(config)),
+            **bias_on_all(config),
+            **({} if turned else {"rope": False}),
+        },
+        "mamba2": mamba_section(config),
+        **feed_forward,
+        "liger": [],
+    }
+
+
+def mamba_section(config: Config) -> Fields:
+    """The mixer's section where its fields are called `mamba_…`."""
+    heads = config.size("mamba_n_heads", 128)
+    inner = config.required("hidden_size") * config.size("mamba_expand", 2)
+    given = config.get("mamba_d_head")
+    head_dim = inner // heads if given in (None, "auto") else config.size("mamba_d_head", 1)
+    if heads * head_dim != inner:
+        raise InputError(
+            f"{heads} heads of {head_dim} are not {inner} wide", where=config.path("mamba_n_heads")
+        )
+    return {
+        "num_heads": heads,
+        "head_dim": head_dim,
+        "state_size": config.size("mamba_d_state", 256),
+        "n_groups": config.size("mamba_n_groups", 1),
+        "conv_kernel": config.size("mamba_d_conv", 4),
+        "chunk_size": config.size("mamba_chunk_size", 256),
+        **({"use_bias": True} if config.flag("mamba_proj_bias", False) else {}),
+        **({} if config.flag("mamba_conv_bias", True) else {"use_conv_bias": False}),
+    }
+
+
+__all__ = ["bamba", "granitemoehybrid", "mamba2", "mamba_section"]

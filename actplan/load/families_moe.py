@@ -1,7 +1,8 @@
-"""Transformers' configuration classes of mixtures of experts; see `families` for the rules that readers follow.
+"""Transformers' configuration classes of mixtures of experts; see `families` for the rules that readers
+follow.
 
-Liger's lists are those of an existing model (`_apply_liger_kernel_to_instance`, as Transformers' Trainer calls it),
-where shared experts are replaced too.
+Liger's lists are those of an existing model (`_apply_liger_kernel_to_instance`, as Transformers' Trainer
+calls it), where shared experts are replaced too.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def with_dense(kinds: Sequence[str], dense: Sequence[bool]) -> Fields:
 
 
 def sparse_layers(config: Config, count: int) -> list[bool]:
-    """Which layers have no experts: `mlp_only_layers` and every layer that `decoder_sparse_step` skips (Qwen)."""
+    """Which layers have no experts: `mlp_only_layers` and every layer that `decoder_sparse_step` skips
+    (Qwen)."""
     listed = config.get("mlp_only_layers")
     only = {i for i in listed if isinstance(i, int)} if isinstance(listed, list) else set()
     step = config.size("decoder_sparse_step", 1)
@@ -93,8 +95,8 @@ def mixtral(config: Config) -> Fields:
 
 @reader("qwen3_moe")
 def qwen3_moe(config: Config) -> Fields:
-    """configuration_qwen3_moe.py: `norm_topk_prob` is off when absent; a window, with `use_sliding_window`, on
-    every layer; attention as in Qwen3, heads of hidden_size / heads when absent."""
+    """configuration_qwen3_moe.py: `norm_topk_prob` is off when absent; a window, with `use_sliding_window`,
+    on every layer; attention as in Qwen3, heads of hidden_size / heads when absent."""
     no_router_loss(config)
     count = num_layers(config)
     window = (
@@ -120,7 +122,8 @@ def qwen3_moe(config: Config) -> Fields:
 
 @reader("qwen3_next")
 def qwen3_next(config: Config) -> Fields:
-    """configuration_qwen3_next.py: Qwen3.5's layers with fused projections in the linear ones; a shared expert."""
+    """configuration_qwen3_next.py: Qwen3.5's layers with fused projections in the linear ones; a shared
+    expert."""
     no_router_loss(config)
     count = num_layers(config)
     names = {"linear_attention": "gated_deltanet", "full_attention": "full_attention"}
@@ -148,17 +151,18 @@ def qwen3_next(config: Config) -> Fields:
     }
 
 
-def shared_expert(config: Config) -> Fields:
+def shared_expert(config: Config, width: int = 512) -> Fields:
+    """A gated expert that every token goes through (Qwen)."""
     return {
-        "shared_expert_intermediate_size": config.size("shared_expert_intermediate_size", 512),
+        "shared_expert_intermediate_size": config.size("shared_expert_intermediate_size", width),
         "shared_expert_gate": True,
     }
 
 
 @reader("qwen3_5_moe_text")
 def qwen3_5_moe_text(config: Config) -> Fields:
-    """configuration_qwen3_5_moe.py, Qwen3_5MoeTextConfig: Qwen3.5 with experts in every layer, their weights always
-    divided by their sum."""
+    """configuration_qwen3_5_moe.py, Qwen3_5MoeTextConfig: Qwen3.5 with experts in every layer, their weights
+    always divided by their sum."""
     no_router_loss(config)
     fields = {
         **qwen3_5_hybrid(config, key_value_heads=2),
@@ -177,8 +181,8 @@ def qwen3_5_moe(config: Config) -> Fields:
 
 @reader("gpt_oss")
 def gpt_oss(config: Config) -> Fields:
-    """configuration_gpt_oss.py: biases on all four projections, every other layer slides (the first does), 128
-    experts of `intermediate_size` when absent; norms and rope of its own (modeling_gpt_oss.py)."""
+    """configuration_gpt_oss.py: biases on all four projections, every other layer slides (the first does),
+    128 experts of `intermediate_size` when absent; norms and rope of its own (modeling_gpt_oss.py)."""
     no_router_loss(config)
     count = num_layers(config)
     names = {"full_attention": "full_attention", "sliding_attention": "sliding_attention"}
@@ -212,8 +216,8 @@ def gpt_oss(config: Config) -> Fields:
 
 @reader("deepseek_v3")
 def deepseek_v3(config: Config) -> Fields:
-    """configuration_deepseek_v3.py: the first `first_k_dense_replace` layers have a plain feed-forward network;
-    `moe_layer_freq` and `num_key_value_heads` are not read by modeling_deepseek_v3.py."""
+    """configuration_deepseek_v3.py: the first `first_k_dense_replace` layers have a plain feed-forward
+    network; `moe_layer_freq` and `num_key_value_heads` are not read by modeling_deepseek_v3.py."""
     no_router_loss(config)
     count = num_layers(config)
     dense = [
@@ -254,17 +258,25 @@ def latent_attention(config: Config) -> Fields:
     }
 
 
-def grouped_moe(config: Config) -> Fields:
-    """The experts of DeepSeek-V3; its shared experts are one network."""
-    width = config.size("moe_intermediate_size", 2048)
+def grouped_moe(
+    config: Config,
+    *,
+    experts: int = 256,
+    width: int = 2048,
+    groups: int = 8,
+    chosen_groups: int = 4,
+    normed: bool = True,
+) -> Fields:
+    """The experts of DeepSeek-V3, with defaults for absent fields; its shared experts are one network."""
+    width = config.size("moe_intermediate_size", width)
     return {
-        "num_experts": config.size("n_routed_experts", config.size("num_local_experts", 256)),
+        "num_experts": config.size("n_routed_experts", config.size("num_local_experts", experts)),
         "num_experts_per_tok": config.size("num_experts_per_tok", 8),
         "moe_intermediate_size": width,
         "router": "sigmoid",
-        "n_group": config.size("n_group", 8),
-        "topk_group": config.size("topk_group", 4),
-        "norm_topk_prob": config.flag("norm_topk_prob", True),
+        "n_group": config.size("n_group", groups),
+        "topk_group": config.size("topk_group", chosen_groups),
+        "norm_topk_prob": config.flag("norm_topk_prob", normed),
         "fp32_routing_weights": True,
         "shared_expert_intermediate_size": width * config.size("n_shared_experts", 1),
     }

@@ -91,7 +91,8 @@ def activation(config: Config, default: str, key: str = "hidden_act") -> Fields:
     name = config.get(key) or default
     name = "silu" if name == "swish" else name
     if name not in get_args(Activation):
-        raise config.refuse(key, "this activation is not modelled", f"modelled: {', '.join(get_args(Activation))}")
+        modelled = ", ".join(get_args(Activation))
+        raise config.refuse(key, "this activation is not modelled", f"modelled: {modelled}")
     return {} if name == "silu" else {"activation": name}
 
 
@@ -159,6 +160,11 @@ def _first_sliding(config: Config) -> int:
         if "max_window_layers" in config.fields
         else config.size("max_window_layers", 28)
     )
+
+
+def unused_full_mask(kinds: Sequence[str]) -> Fields:
+    """Models with windows on some layers make a full mask in any case (masking_utils.py, create_causal_mask)."""
+    return {} if "full_attention" in kinds else {"full_mask": True}
 
 
 def window_or_refuse(config: Config) -> int:

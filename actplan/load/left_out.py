@@ -41,8 +41,9 @@ def gemma3_vision(config: Config, text_hidden: int) -> Fields:
     Gemma3MultiModalProjector.
 
     embeddings: a convolution with bias and an embedding of positions. encoder: blocks of two LayerNorms, four
-    projections and two linears, all with biases. post_layernorm. head (`vision_use_head`): one query, attention
-    over the patches, a LayerNorm and a feed-forward network. Absent fields take SiglipVisionConfig's defaults.
+    projections and two linears, all with biases. post_layernorm. head (`vision_use_head`): one query,
+    attention over the patches, a LayerNorm and a feed-forward network. Absent fields take
+    SiglipVisionConfig's defaults.
     """
     vision = config.section("vision_config") or Config({}, config.path("vision_config"))
     h, inner = vision.size("hidden_size", 768), vision.size("intermediate_size", 3072)
@@ -106,9 +107,9 @@ def _feed_forward(fields: dict[str, Any]) -> int:
     """Parameters of a layer's experts, router and shared expert, or of its plain network."""
     h, m = fields["hidden_size"], fields.get("moe")
     if m is None:
-        return 3 * h * int(fields["mlp"]["intermediate_size"])
+        return int(3 * h * fields["mlp"]["intermediate_size"])
     shared = 3 * h * m.get("shared_expert_intermediate_size", 0) + (h if m.get("shared_expert_gate") else 0)
-    return int(m["num_experts"]) * (h + 3 * h * int(m["moe_intermediate_size"])) + int(shared)
+    return int(m["num_experts"] * (h + 3 * h * m["moe_intermediate_size"]) + shared)
 
 
 def _linear(inputs: int, outputs: int) -> int:

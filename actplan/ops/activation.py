@@ -1,4 +1,4 @@
-"""Activations as `transformers/activations.py` has them: one kernel, or a chain of torch ops that keeps each step."""
+"""Activations of `transformers/activations.py`: one kernel, or a chain of ops that keeps each step."""
 
 from __future__ import annotations
 

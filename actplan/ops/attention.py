@@ -8,7 +8,7 @@ from ..autograd.node import Node
 from ..autograd.tensor import Tensor
 from ..spec import Attention
 from ..units import FP16, FP32, INT64, DType
-from .casts import lower, to
+from .casts import lowered, to
 from .dropout import dropout
 from .elementwise import add, mul_scalar, raw_binary, scale_in_place, tanh
 from .function import custom, new, raw_contiguous, unit_stride
@@ -83,7 +83,7 @@ def eager_attention(
     if mask is not None:
         weights = add(weights, mask)
     if spec and spec.eager_softmax != "fp32":
-        weights = softmax(weights)
+        weights = to(softmax(weights), value.dtype)
     else:
         weights = to(softmax_fp32(weights), query.dtype)
     if spec:
@@ -191,7 +191,7 @@ def sdpa_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
 ) -> Attended:
     """torch's `scaled_dot_product_attention`: its flash kernel, or the memory-efficient one where there is a mask."""
-    query, key, value = lower(query), lower(key), lower(value)
+    query, key, value = lowered(query, key, value)
     if mask is None:
         return flash_attention(query, key, value, mask)
     return efficient_attention(query, key, value, mask)
@@ -205,7 +205,7 @@ def efficient_attention(
 
     ATen/native/transformers/attention.cpp (convert_boolean_attn_mask) and cuda/attention.cu.
     """
-    query, key, value = lower(query), lower(key), lower(value)
+    query, key, value = lowered(query, key, value)
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     bias = None if mask is None else new(query, (query.shape[0], *mask.shape[1:]), op="attention_bias")

@@ -7,6 +7,8 @@ sums make fp32 of what they read (AT_FORALL_FP32_SET_OPT_DTYPE); every other op 
 
 from __future__ import annotations
 
+from typing import overload
+
 from ..autograd.engine import cast as raw_cast
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor, preserved_strides
@@ -47,6 +49,24 @@ def lower(x: Tensor) -> Tensor:
     return known
 
 
+@overload
+def lowered(first: Tensor, second: Tensor, /) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def lowered(first: Tensor, second: Tensor, third: Tensor, /) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@overload
+def lowered(first: Tensor, second: Tensor, third: Tensor | None, /) -> tuple[Tensor, Tensor, Tensor | None]: ...
+
+
+def lowered(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The arguments of an op of the low-precision list. The last is cast first: autocast casts in the arguments of a
+    C++ call, which GCC evaluates from the right, and so backward meets the casts from the left."""
+    return tuple([None if x is None else lower(x) for x in reversed(tensors)][::-1])
+
+
 def widen(x: Tensor) -> Tensor:
     """`x` as an op of the fp32 list takes it."""
     return to(x, FP32) if x.tape.autocast is not None and x.dtype.is_floating_point else x
@@ -57,4 +77,4 @@ def widened(x: Tensor) -> DType:
     return FP32 if x.tape.autocast is not None and x.dtype.is_floating_point else x.dtype
 
 
-__all__ = ["lower", "raw_cast", "to", "widen", "widened"]
+__all__ = ["lower", "lowered", "raw_cast", "to", "widen", "widened"]

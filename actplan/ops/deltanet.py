@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
 from ..units import FP32
-from .casts import lower
+from .casts import lowered
 from .elementwise import like, silu
 from .function import custom, new, raw_contiguous
 from .views import attach, narrow, unsqueeze
@@ -38,7 +38,7 @@ def _conv_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
 
 def conv1d(x: Tensor, weight: Tensor, padding: int, bias: Tensor | None = None) -> Tensor:
     """Depthwise `F.conv1d` of [B, C, T] by [C, 1, k]: saves input and weight; T grows by 2·padding - k + 1."""
-    x, weight, bias = lower(x), lower(weight), None if bias is None else lower(bias)
+    x, weight, bias = lowered(x, weight, bias)
     node = x.tape.node("ConvolutionBackward0", _conv_backward, (x, weight) if bias is None else (x, weight, bias))
     x.tape.save(node, x, "the input of a convolution, for the weight's gradient")
     x.tape.save(node, weight, "the weight of a convolution")

@@ -1,7 +1,7 @@
 """Dropout: a fused kernel with a mask of one byte an element on a GPU, a product with scaled noise elsewhere.
 
-ATen/native/Dropout.cpp: `is_fused_kernel_acceptable` takes CUDA tensors; everything else, fake tensors on the CPU
-included, goes through `_dropout_impl`.
+ATen/native/Dropout.cpp: `is_fused_kernel_acceptable` takes CUDA tensors; everything else, fake tensors on the
+CPU included, goes through `_dropout_impl`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from .views import permute, reshape, squeeze, unsqueeze, view
 
 
 def einsum(equation: str, a: Tensor, b: Tensor) -> Tensor:
-    """Labels in both operands and in the result are the batch; those of both and not of the result are summed."""
+    """Labels in both operands and in the result are the batch; those of both and not of the result are
+    summed."""
     inputs, out = equation.split("->")
     left, right = inputs.split(",")
     summed = [label for label in dict.fromkeys(left + right) if label not in out]

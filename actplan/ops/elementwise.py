@@ -276,7 +276,7 @@ def mean_last(x: Tensor) -> Tensor:
 
 def _sum_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
     g = grads[0]
-    return (Tensor(g.tape, node.extra, (*g.strides[:-1], 0), g.dtype, g.storage),)
+    return (g.seen(node.extra, (*g.strides[:-1], 0)),)
 
 
 def sum_last(x: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ def sum_last(x: Tensor) -> Tensor:
 
 def _sum_dim_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
     g, (shape, dim) = grads[0], node.extra
-    return (Tensor(g.tape, shape, (*g.strides[:dim], 0, *g.strides[dim:]), g.dtype, g.storage),)
+    return (g.seen(shape, (*g.strides[:dim], 0, *g.strides[dim:])),)
 
 
 def sum_dim(x: Tensor, dim: int) -> Tensor:

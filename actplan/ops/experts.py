@@ -64,16 +64,6 @@ def clamp(x: Tensor, bounds: int) -> Tensor:
     return attach(x.tape.empty(x.shape, x.dtype, "clamp"), node)
 
 
-def _add_in_place_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    return [grads[0], grads[0]]
-
-
-def add_in_place(x: Tensor, other: Tensor) -> Tensor:
-    """`x.add_(other)`: nothing is saved, nothing is made."""
-    node = x.tape.node("AddBackward0", _add_in_place_backward, (x, other))
-    return attach(x.alias(), node)
-
-
 def _div_in_place_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     other, before = node.unpack(0), node.unpack(1)
     g = grads[0]
@@ -93,4 +83,4 @@ def div_in_place(x: Tensor, other: Tensor) -> Tensor:
     return attach(x.alias(), node)
 
 
-__all__ = ["add_in_place", "clamp", "div_in_place", "grouped_mm"]
+__all__ = ["clamp", "div_in_place", "grouped_mm"]

@@ -1,6 +1,8 @@
-"""Liger's fused experts: gather, grouped products and SwiGLU in a few kernels (liger_kernel/ops/fused_moe.py, 0.8.5).
+"""Liger's fused experts: gather, grouped products and SwiGLU in a few kernels (liger_kernel/ops/fused_moe.py,
+0.8.5).
 
-Keeps the tokens once and gate and up; neither the gathered rows nor the experts' outputs, which backward does without.
+Keeps the tokens once and gate and up; neither the gathered rows nor the experts' outputs, which backward does
+without.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def _routing(index: Tensor, experts: int) -> list[tuple[Tensor, str]]:
-    """compute_routing_metadata; the number of tiles is that of a balanced load (at most one more for each expert)."""
+    """compute_routing_metadata; the number of tiles is that of a balanced load (at most one more for each
+    expert)."""
     tokens, top_k = index.shape
     rows = tokens * top_k
     block = max(1, 1024 // (1 << (top_k - 1).bit_length()))
@@ -47,7 +50,8 @@ def _routing(index: Tensor, experts: int) -> list[tuple[Tensor, str]]:
 
 
 def liger_fused_moe(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """LigerFusedMoEFunction of tokens [T, H], weights [E, 2I, H] and [E, H, I], int32 indices and scores [T, k]."""
+    """LigerFusedMoEFunction of tokens [T, H], weights [E, 2I, H] and [E, H, I], int32 indices and scores [T,
+    k]."""
     (tokens, hidden), (experts, width, _) = x.shape, gate_up.shape
     rows = tokens * index.shape[1]
     counts = new(index, (experts,), op="expert_token_count")

@@ -9,7 +9,7 @@ from math import prod
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from .casts import lower
+from .casts import lowered
 from .elementwise import add
 from .views import attach, expand, raw_transpose, reshape, transpose, view
 
@@ -62,9 +62,8 @@ def mm(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)` of an input [..., k] and a weight [n, k]: folded to one matrix product."""
-    x, weight = lower(x), lower(weight)
+    x, weight, bias = lowered(x, weight, bias)
     if bias is not None:
-        bias = lower(bias)
         folded = reshape(x, -1, x.shape[-1])
         out = mm(folded, transpose(weight, 0, 1), bias)
     else:
@@ -91,7 +90,7 @@ def _bmm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """`torch.bmm` of [s, n, k] and [s, k, m]."""
-    a, b = lower(a), lower(b)
+    a, b = lowered(a, b)
     node = a.tape.node("BmmBackward0", _bmm_backward, (a, b))
     if node is not None:
         for wants, operand in ((0, b), (1, a)):
@@ -106,7 +105,7 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """`torch.matmul` of two batches of matrices: expand to the larger leading sizes, reshape (which copies where
     strides cannot be merged), bmm."""
-    a, b = lower(a), lower(b)
+    a, b = lowered(a, b)
     lead = tuple(max(sizes) for sizes in zip(a.shape[:-2], b.shape[:-2]))
     count = prod(lead)
     a = reshape(expand(a, *lead, *a.shape[-2:]), count, *a.shape[-2:])

@@ -1,7 +1,9 @@
-"""Mamba 2's fused kernel of mamba_ssm: convolution, state-space scan, gated norm and output projection at once.
+"""Mamba 2's fused kernel of mamba_ssm: convolution, state-space scan, gated norm and output projection at
+once.
 
-mamba_ssm/ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn: keeps the input projection, the scan's output
-and one number a row of the norm; everything else is computed again. From its source; not checked on a GPU.
+mamba_ssm/ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn: keeps the input projection, the scan's
+output and one number a row of the norm; everything else is computed again. From its source; not checked on a
+GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ class SplitScan(NamedTuple):
 
 
 def scan_flops(batch: int, length: int, spec: Mamba2) -> int:
-    """Matrix products of the chunked scan's forward (Dao and Gu, arXiv 2405.21060, section 6): C·Bᵀ of each group,
-    the product with x of each head, and two products with the states."""
+    """Matrix products of the chunked scan's forward (Dao and Gu, arXiv 2405.21060, section 6): C·Bᵀ of each
+    group, the product with x of each head, and two products with the states."""
     chunks, size = -(-length // spec.chunk_size), spec.chunk_size
     scores = spec.n_groups * size * size * spec.state_size
     diagonal = spec.num_heads * size * size * spec.head_dim

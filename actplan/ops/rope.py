@@ -56,8 +56,7 @@ def rotate_pairs_fp32(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Ten
 
 def rotate_part_held(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, ...]:
     """The same as `rotate_part`, with the parts that are locals of the attention there (Phi, StableLM)."""
-    cos, sin = unsqueeze(tables[0], 1), unsqueeze(tables[1], 1)
-    dim = cos.shape[-1]
+    dim = tables[0].shape[-1]
     q_rot, q_pass = narrow(q, -1, 0, dim), narrow(q, -1, dim, q.shape[-1] - dim)
     k_rot, k_pass = narrow(k, -1, 0, dim), narrow(k, -1, dim, k.shape[-1] - dim)
     q_rot, k_rot = rotate(q_rot, k_rot, tables)
@@ -67,7 +66,7 @@ def rotate_part_held(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, ...]
 
 
 def rotate_part(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-    """The first rotary_dim of each head; the rest passes by and is joined again (Phi-3, Qwen3.5, GPT-NeoX)."""
+    """The first rotary_dim of each head; the rest passes by and is joined again (Phi-3, GPT-NeoX)."""
     return _rotate_first(q, k, unsqueeze(tables[0], 1), unsqueeze(tables[1], 1), rotate_half)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..autograd.tensor import Tensor
 from .attention import Attended, flash_attention, repeat_kv, softmax
+from .dropout import dropout
 from .elementwise import add, mul_scalar, sub
 from .indexing import max_last
 from .linear import matmul
@@ -11,7 +12,7 @@ from .views import cat, contiguous, expand, narrow, reshape, transpose
 
 
 def eager_sink_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor, probability: float = 0.0
 ) -> Attended:
     """eager_attention_forward: probabilities in the model's type, one column wider than the keys."""
     groups = query.shape[1] // key.shape[1]
@@ -24,16 +25,17 @@ def eager_sink_attention(
     combined = cat([weights, sinks], -1)
     combined = sub(combined, max_last(combined)[0])
     probs = softmax(combined)
-    weights = narrow(probs, -1, 0, probs.shape[-1] - 1)
+    weights = dropout(narrow(probs, -1, 0, probs.shape[-1] - 1), probability)
     output = matmul(weights, value_states)
     output = contiguous(transpose(output, 1, 2))
     return output, weights
 
 
 def flash_sink_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor, probability: float = 0.0
 ) -> Attended:
-    """FlashAttention 3 as vLLM builds it, which takes the sinks into its softmax: keeps what it always keeps."""
+    """FlashAttention 3 as vLLM builds it, which takes the sinks into its softmax: keeps what it always
+    keeps."""
     return flash_attention(query, key, value, mask)
 
 

@@ -32,7 +32,7 @@ def raw_reshape(x: Tensor, shape: Shape) -> Tensor:
     strides = view_strides(x.shape, x.strides, shape)
     if strides is None:
         return x.tape.empty(shape, x.dtype, "clone")
-    return Tensor(x.tape, shape, strides, x.dtype, x.storage)
+    return x.seen(shape, strides)
 
 
 def _view_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
@@ -67,7 +67,7 @@ def _transposed(x: Tensor, a: int, b: int) -> tuple[Shape, Shape]:
 def raw_transpose(x: Tensor, a: int, b: int) -> Tensor:
     """Transpose outside the graph."""
     shape, strides = _transposed(x, a, b)
-    return Tensor(x.tape, shape, strides, x.dtype, x.storage)
+    return x.seen(shape, strides)
 
 
 def transpose(x: Tensor, a: int, b: int) -> Tensor:
@@ -87,7 +87,7 @@ def permute(x: Tensor, *dims: int) -> Tensor:
     def rule(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
         g = grads[0]
         shape, strides = (tuple(of[i] for i in inverse) for of in (g.shape, g.strides))
-        return (Tensor(g.tape, shape, strides, g.dtype, g.storage),)
+        return (g.seen(shape, strides),)
 
     shape, strides = (tuple(of[i] for i in dims) for of in (x.shape, x.strides))
     return _alias(x, shape, strides, "PermuteBackward0", rule)
@@ -105,7 +105,7 @@ def _squeeze_rule(dim: int) -> Rule:
     def rule(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
         g = grads[0]
         shape, strides = (*g.shape[:dim], *g.shape[dim + 1 :]), (*g.strides[:dim], *g.strides[dim + 1 :])
-        return (Tensor(g.tape, shape, strides, g.dtype, g.storage),)
+        return (g.seen(shape, strides),)
 
     return rule
 
@@ -158,7 +158,7 @@ def slice_step(x: Tensor, dim: int, start: int, step: int) -> Tensor:
 
 def _stack_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     g = grads[0]
-    return [Tensor(g.tape, g.shape[:-1], g.strides[:-1], g.dtype, g.storage) for _ in node.edges]
+    return [g.seen(g.shape[:-1], g.strides[:-1]) for _ in node.edges]
 
 
 def stack_last(*tensors: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def _cat_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     parts: list[Tensor | None] = []
     for i, size in enumerate(sizes):
         shape = (*g.shape[:dim], size, *g.shape[dim + 1 :])
-        parts.append(Tensor(g.tape, shape, g.strides, g.dtype, g.storage) if node.needs(i) else None)
+        parts.append(g.seen(shape, g.strides) if node.needs(i) else None)
     return parts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..profile import Parameter
 
-_WHOLE = ("embed", "lm_head", "norm", "router", "conv", "lora_", "A_log", "dt_bias")
+_WHOLE = ("embed", "wte.", "wpe.", "lm_head", "norm", ".ln_", "router", "conv", "lora_", "A_log", "dt_bias")
 
 
 def is_quantised(parameter: Parameter) -> bool:

@@ -32,6 +32,8 @@ class TraceOptions:
         num_layers: keep the first N of the layer pattern.
         accumulate: `gpu` adds a second gradient in place where the GPU's engine does; `traced` adds out of
             place, as PyTorch itself does under any dispatch mode.
+        native: whose LayerNorm and dropout: `cpu`, which fake tensors follow and the reference records hold,
+            or `cuda`, where statistics are fp32 and a dropout keeps a 1-byte mask. Nothing else differs.
         hold_logits: the caller keeps the logits through backward.
         overrides: values put over the configuration's own.
     """
@@ -47,6 +49,7 @@ class TraceOptions:
     autocast: str | None = None
     num_layers: int | None = None
     accumulate: str = "gpu"
+    native: str = "cpu"
     hold_logits: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
 
@@ -62,6 +65,7 @@ class TraceOptions:
         _word(self.linear_attention, LINEAR_ATTENTIONS, "--linear-attention")
         _word(self.kernels, KERNELS, "--kernels")
         _word(self.loss, LOSSES, "--loss")
+        _word(self.native, ("cpu", "cuda"), "native")
         _word(self.accumulate, ("gpu", "traced"), "accumulate")
         self.segment_length()
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from . import kernels_attention, kernels_liger, kernels_linear
+from . import kernels_attention, kernels_liger, kernels_linear, kernels_native
 from .options import TraceOptions
 
 FLASH = "actplan_attention"
@@ -56,6 +56,10 @@ def framework(options: TraceOptions, *, transformers: bool = True) -> Iterator[N
         if options.attention != "eager":
             sdpa = kernels_attention.scaled_dot_product_attention
             stack.enter_context(replaced(torch.nn.functional, "scaled_dot_product_attention", sdpa))
+        stack.enter_context(replaced(torch.nn.Module, "_apply", _convert))
+        if options.native == "cuda":
+            for name in ("layer_norm", "dropout"):
+                stack.enter_context(replaced(torch.nn.functional, name, getattr(kernels_native, name)))
         if transformers:
             _enter_transformers(stack)
         yield
@@ -73,6 +77,20 @@ def _enter_transformers(stack: ExitStack) -> None:
     stack.enter_context(replaced(masking_utils, "is_tracing", _never))
     stack.enter_context(replaced(PreTrainedModel, "initialize_weights", _nothing))  # no values to draw
     stack.enter_context(replaced(masking_utils, "find_packed_sequence_indices", _nothing))
+
+
+def _convert(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """`Module._apply` (`.to`, `.half`, `.float`), which swaps fake parameters and cannot: set their data
+    instead."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    with torch.no_grad():
+        for parameter in module.parameters(recurse=False):
+            parameter.data = function(parameter)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

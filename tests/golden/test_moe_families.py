@@ -1,8 +1,10 @@
-"""Mixtures of experts, latent attention, hybrids and Mamba 2 against PyTorch, in variants that published models lack.
+"""Mixtures of experts, latent attention, hybrids and Mamba 2 against PyTorch, in variants that published
+models lack.
 
-The records were made by an outside tool on fake tensors (PyTorch 2.13, Transformers 5.24): `autograd_moe.json` and
-`autograd_mamba.json` of Transformers' own modules, `autograd_moe_liger.json` with stand-ins for what Liger 0.8.5
-patches in a built model. Published models are in `autograd.json` (test_reference.py).
+The records were made by an outside tool on fake tensors (PyTorch 2.13, Transformers 5.24):
+`autograd_moe.json` and `autograd_mamba.json` of Transformers' own modules, `autograd_moe_liger.json` with
+stand-ins for what Liger 0.8.5 patches in a built model. Published models are in `autograd.json`
+(test_reference.py).
 """
 
 from __future__ import annotations
@@ -13,11 +15,16 @@ from typing import Any
 
 import pytest
 from golden_reference import REFERENCE, our_rows, traced_rows
+from msgspec import structs
 
 from actplan.autograd import Tape
+from actplan.errors import InputError
+from actplan.estimate import estimate
 from actplan.layers.model import Walk, walk
+from actplan.load import load_model
 from actplan.load.config_json import document_of_config
 from actplan.load.resolution import resolve
+from actplan.mesh import Mesh
 from actplan.profile import profile
 from actplan.spec import Model, Run
 from actplan.units import BF16, FP32
@@ -29,7 +36,14 @@ RECORDS: list[dict[str, Any]] = [
 
 
 def name(record: dict[str, Any]) -> str:
-    words = [record["case"], record["attn"], record["gdn"], record["kernels"], record["loss"], record["dtype"]]
+    words = [
+        record["case"],
+        record["attn"],
+        record["gdn"],
+        record["kernels"],
+        record["loss"],
+        record["dtype"],
+    ]
     return " ".join([*words, f"{record['batch']}x{record['seq']}", *(["ckpt"] if record["ckpt"] else [])])
 
 
@@ -59,7 +73,13 @@ def walked(record: dict[str, Any]) -> Walk:
 def test_every_tensor_and_both_peaks(record: dict[str, Any]) -> None:
     run = walked(record)
     ledger = [
-        {"module": r.module or "loss", "shape": r.shape, "dtype": r.dtype, "bytes": r.nbytes, "count": r.count}
+        {
+            "module": r.module or "loss",
+            "shape": r.shape,
+            "dtype": r.dtype,
+            "bytes": r.nbytes,
+            "count": r.count,
+        }
         for r in run.tape.ledger
     ]
     assert our_rows(ledger) == traced_rows(record)
@@ -94,14 +114,64 @@ WHOLE = {
 
 @pytest.mark.parametrize("preset", WHOLE)
 def test_parameters_of_whole_models(preset: str) -> None:
-    from actplan.load import load_model
-
     assert profile(load_model(preset, preset=True), Run(sequence_length=64)).num_parameters == WHOLE[preset]
 
 
-def test_only_active_experts_cost_flops() -> None:
-    from actplan.load import load_model
+@pytest.mark.parametrize("preset", [*WHOLE, "kimi-k2"])
+def test_the_preset_is_the_model_of_its_configuration(preset: str) -> None:
+    ours = load_model(preset, preset=True)
+    theirs = load_model(str(REFERENCE / "configs" / f"{preset}.json"), preset=False)
+    assert ours == structs.replace(theirs, name=ours.name, title=ours.title, source=ours.source)
 
+
+def test_kimi_k2_has_a_trillion_parameters() -> None:
+    measured = profile(load_model("kimi-k2", preset=True), Run(sequence_length=64))
+    assert measured.num_parameters == 1_026_408_209_408  # as DeepseekV3ForCausalLM on the meta device
+
+
+def test_experts_are_divided_and_the_busiest_rank_holds_more_rows() -> None:
+    model = load_model("qwen3-30b-a3b", preset=True, overrides=["num_layers=2"])
+    alone = Run(sequence_length=1024, attention="flash")
+    spread = structs.replace(alone, mesh=Mesh(dp=8, ep=8))
+    uneven = structs.replace(spread, expert_imbalance=2.0)
+    runs = [walk(model, run) for run in (alone, spread, uneven)]
+    whole, share, busy = (run.saved_bytes for run in runs)
+    rows = 1024 * 8  # tokens, experts of each
+    received = 2 * (2048 + 4 * 768)  # the rows themselves, gate and up, silu, product
+    assert busy - share == 2 * rows * received
+    assert abs(share - whole) < 2 * 128 * 8  # balanced: the same rows, fewer offsets
+    experts = [
+        sum(p.numel for p in run.tape.parameters.values() if "experts" in (p.parameter or "")) for run in runs
+    ]
+    assert experts[0] == 8 * experts[1]
+
+
+def test_an_uneven_load_changes_nothing_on_one_rank() -> None:
+    model = load_model("mixtral-8x7b", preset=True, overrides=["num_layers=1"])
+    runs = [Run(sequence_length=512, attention="flash", expert_imbalance=skew) for skew in (1.0, 4.0)]
+    assert len({walk(model, run).saved_bytes for run in runs}) == 1
+
+
+def test_experts_under_tensor_parallelism_need_divided_tokens() -> None:
+    model = load_model("mixtral-8x7b", preset=True, overrides=["num_layers=1"])
+    with pytest.raises(InputError, match="--sp"):
+        walk(model, Run(sequence_length=512, mesh=Mesh(tp=2)))
+
+
+@pytest.mark.parametrize("preset", [*WHOLE, "kimi-k2"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_chain_and_walk_agree(preset: str, checkpointed: bool) -> None:
+    model = load_model(preset, preset=True, overrides=["num_layers=6"])
+    run = Run(sequence_length=1024, attention="flash")
+    segments = tuple((i, i) for i in range(6)) if checkpointed else ()
+    walked = walk(model, run, segments)
+    rows = estimate(model, run).segmentations
+    row = next(row for row in rows if str(row.policy) == ("layer" if checkpointed else "none"))
+    exact = max(walked.peak_forward_bytes, walked.peak_backward_bytes)
+    assert row.autograd.peak_bytes == pytest.approx(exact, rel=0.001)
+
+
+def test_only_active_experts_cost_flops() -> None:
     model = load_model("mixtral-8x7b", preset=True, overrides=["num_layers=1"])
     wide = load_model("mixtral-8x7b", preset=True, overrides=["num_layers=1", "num_experts=16"])
     run = Run(sequence_length=1024, loss="none")
@@ -113,8 +183,6 @@ def test_only_active_experts_cost_flops() -> None:
 
 
 def test_flash_attention_2_pads_the_values_of_latent_attention() -> None:
-    from actplan.load import load_model
-
     model = load_model("deepseek-v3", preset=True, overrides=["num_layers=1"])
     kept = {a: walk(model, Run(sequence_length=512, attention=a)).saved_bytes for a in ("flash", "flash2")}  # type: ignore[arg-type]
     heads, missing, value = 128, 64, 128

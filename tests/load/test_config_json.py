@@ -216,7 +216,7 @@ def test_pruning_the_hybrid_with_one_flag() -> None:
         (3, "holds a number"),
         (None, "holds a null"),
         (of("qwen3_mo"), "did you mean 'qwen3_moe"),
-        (of("gpt5"), "llama, mistral, phi3"),
+        (of("gpt5"), "mamba2, mistral, mixtral"),
         (of("gpt5"), "actplan trace --model"),
         (of("mistral3", text_config=of("mistral")), "its text_config is a mistral"),
         ({"model_type": ["llama"]}, "model_type"),

@@ -122,7 +122,7 @@ def test_windows() -> None:
         ({"rope": {"fraction": 0.2}}, "rotates 3 of 16"),
         ({"rope": {"type": "yarn"}}, "default, mrope"),
         ({"liger": "rope"}, "liger: "),
-        ({"liger": ["geglu"]}, "liger[0]"),
+        ({"liger": ["layer_norm"]}, "liger[0]"),
         ({"left_out": [{"name": "x"}]}, "left_out[0].num_parameters: missing"),
         ({"num_layers": 5}, "the pattern has 4 layers and num_layers says 5"),
         ({"num_layers": 4.0}, "num_layers: "),

@@ -45,6 +45,14 @@ SMALL: dict[str, Any] = {
     "num_experts": 4,
     "num_local_experts": 4,
 }
+MISSING: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+"""Fields that some defaults leave empty, so that the model cannot be built."""
 REFERENCE = Path(__file__).parent.parent / "reference" / "trace_coverage.json"
 SEQ, BATCH, LIMIT_S = 48, 2, 90
 
@@ -69,8 +77,9 @@ def shallow_config(model_type: str) -> Any:
     from transformers import AutoConfig
 
     default = AutoConfig.for_model(model_type)
-    layers = {k: v for k, v in SMALL.items() if "layer" in k and isinstance(getattr(default, k, None), int)}
-    return AutoConfig.for_model(model_type, **layers)
+    fields = {k: v for k, v in SMALL.items() if "layer" in k and isinstance(getattr(default, k, None), int)}
+    fields |= {k: v for k, v in MISSING.items() if hasattr(default, k) and getattr(default, k) is None}
+    return AutoConfig.for_model(model_type, **fields)
 
 
 def attempt(model_type: str) -> dict[str, Any]:
@@ -147,6 +156,7 @@ def model_types() -> dict[str, str]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--types", default="")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--output", default=str(REFERENCE))
     options = parser.parse_args(arguments)
     import torch

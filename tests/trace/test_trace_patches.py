@@ -22,9 +22,10 @@ def _state() -> dict[str, Any]:
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
     return {
-        "sdpa": torch.nn.functional.scaled_dot_product_attention,
+        "functional": {k: v for k, v in vars(torch.nn.functional).items() if callable(v)},
         "attention": dict(modeling_utils.AttentionInterface._global_mapping),
         "masks": dict(masking_utils.AttentionMaskInterface._global_mapping),
+        "module": dict(vars(torch.nn.Module)),
         "tracing": masking_utils.is_tracing,
         "packed": masking_utils.find_packed_sequence_indices,
         "initialize": modeling_utils.PreTrainedModel.initialize_weights,
@@ -45,6 +46,7 @@ def test_nothing_is_left_behind() -> None:
 
     before = _state()
     trace_model(LLAMA, _options(attention="flash", kernels="liger", loss="fused"))
+    trace_model(str(cases.CONFIGS / "gpt2.json"), _options(native="cuda"))
     trace_model(QWEN, _options(attention="sdpa", linear_attention="fla", checkpoint="layer", num_layers=4))
     assert _state() == before
 
@@ -93,3 +95,15 @@ def test_sdpa_is_counted_on_the_flash_path() -> None:
     masked = trace_model(window, _options(attention="sdpa", seq=2048, loss="none"))
     assert any(t.reason == "EfficientAttentionBackward" for t in masked.saved)
     assert "transformers" in sys.modules
+
+
+def test_dropout_and_layer_norm_as_on_a_gpu() -> None:
+    """A mask of one byte for noise of two; statistics of four bytes for two. The rest is the same."""
+    from actplan.trace import trace_model
+
+    gpt2 = str(cases.CONFIGS / "gpt2.json")
+    cpu, cuda = (
+        trace_model(gpt2, _options(attention="flash", native=n, loss="none")) for n in ("cpu", "cuda")
+    )
+    tokens, width, dropouts, norms = 256, 768, 5, 5
+    assert cpu.saved_bytes - cuda.saved_bytes == tokens * (width * dropouts - 2 * 2 * norms)

@@ -64,6 +64,19 @@ def test_frozen_weights_keep_less() -> None:
     assert trace_model(frozen, TraceOptions(batch=2, seq=128)).saved_bytes == 0
 
 
+def test_a_converted_module_keeps_its_ties() -> None:
+    """`.to(dtype)` on fake parameters; a weight used twice is converted once and stays one."""
+
+    def tied(batch: int, seq: int) -> Any:
+        layers = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH))
+        layers[1].weight = layers[0].weight
+        return layers.to(torch.bfloat16), torch.zeros(batch, seq, WIDTH, dtype=torch.bfloat16)
+
+    result = trace_model(tied, TraceOptions(batch=1, seq=128))
+    assert result.num_parameters == WIDTH * WIDTH + 2 * WIDTH
+    assert [(t.dtype, t.bytes) for t in result.saved] == [("bfloat16", 128 * WIDTH * 2)] * 2
+
+
 def test_ledger_of_a_module() -> None:
     ledger = fit_ledger(_mlp, TraceOptions(), lengths=(100, 200))
     assert [c.saved_error_bytes for c in ledger.checked] == [0, 0]

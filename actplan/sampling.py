@@ -1,0 +1,56 @@
+"""The distinct layers of a model under a run: the few that are profiled for all.
+
+Where everything is trained these are the distinct layers. Where some of it is frozen, or adapters are trained beside
+it, a layer's place counts too: whether it is one of those trained, and whether a gradient has to go on below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from .layers.model import Walk, walk
+from .layers.training import role
+from .spec import Model, Run
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A model of the distinct layers, in order of first appearance.
+
+    numbers: what number each has in the whole model, None where nothing depends on it. places: where in the sample
+    each layer of the whole model is found.
+    """
+
+    model: Model
+    numbers: tuple[int, ...] | None
+    places: tuple[int, ...]
+
+
+def sample(model: Model, run: Run) -> Sample:
+    """The layers of `model` that differ under `run`."""
+    if run.trains_all:
+        return _sample(model, model.layers, numbered=False)
+    kinds: list[Hashable] = [(layer, role(run, i)) for i, layer in enumerate(model.layers)]
+    first = _sample(model, kinds, numbered=True)
+    fed = _fed(walk(first.model, run, numbers=first.numbers), first, run)
+    return _sample(model, list(zip(kinds, fed)), numbered=True)
+
+
+def _sample(model: Model, keys: Sequence[Hashable], *, numbered: bool) -> Sample:
+    index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    numbers = tuple(keys.index(key) for key in index)
+    layers = tuple(model.layers[i] for i in numbers)
+    return Sample(replace(model, layers=layers), numbers if numbered else None, tuple(index[key] for key in keys))
+
+
+def _fed(first: Walk, sampled: Sample, run: Run) -> list[bool]:
+    """Of each layer of the whole model: whether its input wants a gradient."""
+    trained = {p.storage.stage for p in first.tape.parameters.values() if p.requires_grad}
+    wants = run.input_require_grads or 0 in trained
+    fed = []
+    for place in sampled.places:
+        fed.append(wants)
+        wants = wants or place + 1 in trained
+    return fed
