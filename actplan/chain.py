@@ -107,7 +107,7 @@ class Chain(msgspec.Struct, frozen=True):
 
     `cost_scale` is what one unit of the source's cost was multiplied by to become an integer. `copy`, where it
     is not 0, is what every checkpoint keeps in place of its boundary: a copy in another type, from which the
-    boundary is made again.
+    boundary is made again. `offloaded`: checkpoints keep their boundaries in host memory.
     """
 
     stages: tuple[Stage, ...]
@@ -115,6 +115,7 @@ class Chain(msgspec.Struct, frozen=True):
     name: str = "chain"
     cost_scale: int = 1
     copy: int = 0
+    offloaded: bool = False
 
     def __len__(self) -> int:
         return len(self.stages)
@@ -130,7 +131,7 @@ class Chain(msgspec.Struct, frozen=True):
 
     def held(self, index: int) -> int:
         """Bytes that a checkpoint beginning at stage `index` keeps."""
-        return self.copy or self.boundary(index)
+        return 0 if self.offloaded else self.copy or self.boundary(index)
 
     def layers(self) -> tuple[int, ...]:
         """The stages that are layers, which is what frameworks count from 0."""

@@ -148,7 +148,7 @@ class Selective(msgspec.Struct, frozen=True):
         return "selective:" + ",".join(self.ops)
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptOutputs(msgspec.Struct, frozen=True):
     """Layers, each checkpointed on its own, that keep these outputs."""
 
     ops: tuple[str, ...]
@@ -163,7 +163,7 @@ class Explicit(msgspec.Struct, frozen=True):
     """
 
     chosen: tuple[Segment, ...]
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptOutputs, ...] = ()
 
     def segments(self, layers: Layers) -> tuple[Segment, ...]:
         every = sorted([*self.chosen, *((i, i) for part in self.kept for i in part.layers)])
@@ -232,12 +232,12 @@ def _parse_explicit(text: str, where: str) -> Explicit:
     return policy
 
 
-def _parse_kept(text: str, where: str) -> Kept:
+def _parse_kept(text: str, where: str) -> KeptOutputs:
     words, at, layers = text.partition("@")
     if not at:
         raise InputError(f"{text[:64]!r} names no layers", where=where, allowed=_KEPT_FORM)
     numbers = [i for part in layers.split(",") for i in _parse_layers(part.strip(), where)]
-    return Kept(_parse_words(words, "+", where), tuple(sorted(numbers)))
+    return KeptOutputs(_parse_words(words, "+", where), tuple(sorted(numbers)))
 
 
 _KEPT_FORM = "OUTPUT+OUTPUT@LAYER,FIRST..LAST,FIRST..LAST:STEP"

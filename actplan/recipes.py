@@ -244,6 +244,7 @@ BF16_PURE = Recipe(
     weights=BF16,
     gradients=BF16,
 )
+FP16_PURE = replace(BF16_PURE, name="fp16-pure", title="pure fp16", weights=FP16, gradients=FP16, compute=FP16)
 FP32_PURE = Recipe(
     name="fp32", title="fp32 throughout", source=BF16_PURE.source, weights=FP32, gradients=FP32, compute=FP32
 )
@@ -271,11 +272,17 @@ QLORA = replace(
     base=NF4_DOUBLE,
     optimizer=BitsAndBytesAdamW(bits=32, paged=True, name="paged-adamw"),
 )
+QLORA_PLAIN = replace(
+    QLORA,
+    name="qlora-plain",
+    title="the same without prepare_model_for_kbit_training: norms, embeddings and head stay bf16",
+    source="peft/utils/other.py: prepare_model_for_kbit_training, left out",
+)
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         MEGATRON_BF16, MEGATRON_BF16_DIST, MEGATRON_BF16_GRADS, MEGATRON_FP16, MEGATRON_FP32, *ZERO, FSDP,
-        FSDP_BF16, AUTOCAST, BF16_PURE, FP32_PURE, FP16_SCALED, LORA, QLORA,
+        FSDP_BF16, AUTOCAST, BF16_PURE, FP16_PURE, FP32_PURE, FP16_SCALED, LORA, QLORA, QLORA_PLAIN,
     )
 }  # fmt: skip
 

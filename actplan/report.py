@@ -15,7 +15,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Base of every part of a report."""
 
 
-class ModelInfo(Part):
+class ModelInfo(Part, frozen=True):
     """The planned model."""
 
     name: str
@@ -27,7 +27,7 @@ class ModelInfo(Part):
     layer_kinds: dict[str, int]
 
 
-class RunInfo(Part):
+class RunInfo(Part, frozen=True):
     """The run's settings, as they were resolved."""
 
     sequence_length: int
@@ -42,13 +42,13 @@ class RunInfo(Part):
     checkpoint_dtype: str
 
 
-class Residual(Part):
+class Residual(Part, frozen=True):
     """The residual stream only: B·T·hidden·layers·bytes."""
 
     saved_bytes: int
 
 
-class Textbook(Part):
+class Textbook(Part, frozen=True):
     """The shape count of the model taken as uniformly full attention."""
 
     saved_bytes: int
@@ -56,7 +56,7 @@ class Textbook(Part):
     ratio_to_residual: float
 
 
-class OutsideLayers(Part):
+class OutsideLayers(Part, frozen=True):
     """What is saved outside the layers."""
 
     embedding: int
@@ -65,7 +65,7 @@ class OutsideLayers(Part):
     loss: int
 
 
-class Autograd(Part):
+class Autograd(Part, frozen=True):
     """What PyTorch's autograd keeps, and how high allocation goes."""
 
     saved_bytes: int
@@ -77,7 +77,7 @@ class Autograd(Part):
     peak_backward_bytes: int
 
 
-class Accounting(Part):
+class Accounting(Part, frozen=True):
     """One segmentation under one accounting. Reductions are against keeping everything (0 and 1)."""
 
     boundary_bytes: int
@@ -88,7 +88,7 @@ class Accounting(Part):
     reduction_ratio: float
 
 
-class Checkpointed(Part):
+class Checkpointed(Part, frozen=True):
     """The chosen policy's row of the segmentation table."""
 
     policy: str
@@ -96,7 +96,7 @@ class Checkpointed(Part):
     autograd: Accounting
 
 
-class Estimates(Part):
+class Estimates(Part, frozen=True):
     """The three estimates, side by side."""
 
     residual: Residual
@@ -105,7 +105,7 @@ class Estimates(Part):
     checkpointed: Checkpointed
 
 
-class Segmentation(Part):
+class Segmentation(Part, frozen=True):
     """One row of the segmentation table."""
 
     policy: str
@@ -115,7 +115,7 @@ class Segmentation(Part):
     autograd: Accounting
 
 
-class LedgerRow(Part):
+class LedgerRow(Part, frozen=True):
     """One kind of saved tensor, `count` of them alike."""
 
     module: str
@@ -127,7 +127,7 @@ class LedgerRow(Part):
     reason: str
 
 
-class PeakRow(Part):
+class PeakRow(Part, frozen=True):
     """One kind of allocation that is alive at the peak."""
 
     module: str
@@ -138,7 +138,7 @@ class PeakRow(Part):
     count: int
 
 
-class Peak(Part):
+class Peak(Part, frozen=True):
     """Where the peak is: the phase (forward or backward), the stage, and what is alive there."""
 
     phase: str
@@ -147,7 +147,7 @@ class Peak(Part):
     alive: tuple[PeakRow, ...] | UnsetType = UNSET
 
 
-class PhaseBytes(Part):
+class PhaseBytes(Part, frozen=True):
     """One phase of a step: what one rank has allocated at its highest point, by category."""
 
     phase: str
@@ -162,14 +162,14 @@ class PhaseBytes(Part):
     first_step_total_bytes: int
 
 
-class Band(Part):
+class Band(Part, frozen=True):
     """A range whose ends have a source, never a silent factor."""
 
     low: int
     high: int
 
 
-class BudgetLine(Part):
+class BudgetLine(Part, frozen=True):
     """One term of the static half, with its reason and source."""
 
     category: str
@@ -180,7 +180,7 @@ class BudgetLine(Part):
     source: str
 
 
-class StageBytes(Part):
+class StageBytes(Part, frozen=True):
     """One pipeline stage: its layers, the microbatches it holds, its highest point."""
 
     stage: int
@@ -191,7 +191,7 @@ class StageBytes(Part):
     total_bytes: int
 
 
-class Budget(Part):
+class Budget(Part, frozen=True):
     """One rank's memory. `total_bytes` is allocated; with pipeline stages, of the fullest one."""
 
     recipe: str
@@ -209,7 +209,7 @@ class Budget(Part):
     stages: tuple[StageBytes, ...] | UnsetType = UNSET
 
 
-class Remedy(Part):
+class Remedy(Part, frozen=True):
     """A change that was tried: the device bytes with it, whether it then fits, and what it costs."""
 
     change: str
@@ -219,7 +219,7 @@ class Remedy(Part):
     cost: str
 
 
-class Fit(Part):
+class Fit(Part, frozen=True):
     """The verdict against a limit. `blame` is the largest category at the peak."""
 
     limit_bytes: int
@@ -231,7 +231,7 @@ class Fit(Part):
     remedies: tuple[Remedy, ...] | UnsetType = UNSET
 
 
-class Cost(Part):
+class Cost(Part, frozen=True):
     """What a run of so many tokens costs, and the share of it that recomputation takes."""
 
     tokens: int
@@ -243,14 +243,14 @@ class Cost(Part):
     recompute_share: float
 
 
-class Note(Part):
+class Note(Part, frozen=True):
     """Something a reader must know. `code` is a stable word."""
 
     code: str
     message: str
 
 
-class Report(Part):
+class Report(Part, frozen=True):
     """What a command found."""
 
     schema_version: int = SCHEMA_VERSION

@@ -25,7 +25,7 @@ NormType = Literal["rms", "rms_zero_centered", "rms_fp32", "layer", "layer_fp32"
 `torch.nn.LayerNorm`. layer_fp32: Cohere's LayerNorm in torch ops (no bias, weight applied in fp32)."""
 
 
-class Rope(Spec):
+class Rope(Spec, frozen=True):
     """Rotary embedding. `fraction` of each head is rotated. mrope: tables of their own for each sequence of the
     batch (Qwen3.5's three position grids); default: one pair of tables for the whole batch.
 
@@ -41,7 +41,7 @@ class Rope(Spec):
     local: bool = False
 
 
-class Attention(Spec, tag_field="type", tag="attention"):
+class Attention(Spec, frozen=True, tag_field="type", tag="attention"):
     """Softmax attention with grouped queries.
 
     output_gate: the query projection is twice as wide and its second half gates the output (Qwen3.5).
@@ -75,7 +75,7 @@ class Attention(Spec, tag_field="type", tag="attention"):
     dropout: float = 0.0
 
 
-class GatedDeltaNet(Spec, tag_field="type", tag="gated_deltanet"):
+class GatedDeltaNet(Spec, frozen=True, tag_field="type", tag="gated_deltanet"):
     """Gated DeltaNet (Yang et al., arXiv 2412.06464) as Qwen3.5 builds it.
 
     fused_projections: q, k, v, z in one projection and b, a in another, group by group (Qwen3-Next).
@@ -89,7 +89,7 @@ class GatedDeltaNet(Spec, tag_field="type", tag="gated_deltanet"):
     fused_projections: bool = False
 
 
-class LatentAttention(Spec, tag_field="type", tag="latent_attention"):
+class LatentAttention(Spec, frozen=True, tag_field="type", tag="latent_attention"):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values from one narrow
     latent, positions on `qk_rope_head_dim` dimensions of each head that all heads share in the key.
 
@@ -108,7 +108,7 @@ class LatentAttention(Spec, tag_field="type", tag="latent_attention"):
     dropout: float = 0.0
 
 
-class Mamba2(Spec, tag_field="type", tag="mamba2"):
+class Mamba2(Spec, frozen=True, tag_field="type", tag="mamba2"):
     """Mamba 2 (Dao and Gu, arXiv 2405.21060): a convolution, a state-space scan, a gated norm."""
 
     num_heads: int
@@ -128,7 +128,7 @@ Activation = Literal["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast
 """As in transformers/activations.py; gelu_new and gelu_fast are several torch ops and keep each step."""
 
 
-class Mlp(Spec, tag_field="type", tag="mlp"):
+class Mlp(Spec, frozen=True, tag_field="type", tag="mlp"):
     """A feed-forward network: down(act(gate(x)) * up(x)), or down(act(up(x))) where it is not gated.
 
     fused_gate_up: gate and up are the halves of one projection (Phi-3).
@@ -141,7 +141,7 @@ class Mlp(Spec, tag_field="type", tag="mlp"):
     fused_gate_up: bool = False
 
 
-class Moe(Spec, tag_field="type", tag="moe"):
+class Moe(Spec, frozen=True, tag_field="type", tag="moe"):
     """A mixture of experts in place of the feed-forward network: each token goes through `num_experts_per_tok` gated
     networks of `moe_intermediate_size`.
 
@@ -173,7 +173,7 @@ FeedForward = Union[Mlp, Moe, None]  # noqa: UP007
 """None: the layer is its mixer alone (Mamba 2)."""
 
 
-class Residual(Spec):
+class Residual(Spec, frozen=True):
     """How the two branches of a layer join the residual stream.
 
     type: pre_norm, x + f(norm(x)) twice (Llama); pre_norm_held, the same while the first branch's output lives
@@ -195,7 +195,7 @@ class Residual(Spec):
     fp32: bool = False
 
 
-class Embedding(Spec):
+class Embedding(Spec, frozen=True):
     """What happens between the token ids and the first layer.
 
     scaled: times a number, inside the module (Gemma's), or by the model (Granite's). dropout: on the result.
@@ -209,7 +209,7 @@ class Embedding(Spec):
     positions: Literal["batch", "sequence", "none"] = "batch"
 
 
-class Head(Spec):
+class Head(Spec, frozen=True):
     """The output projection. scaled: logits times a number (Granite, Cohere). softcap: a tanh on them (Gemma 2).
     fp32: logits become fp32 before the loss asks for it (Mamba 2)."""
 
@@ -219,7 +219,7 @@ class Head(Spec):
     fp32: bool = False
 
 
-class Layer(Spec):
+class Layer(Spec, frozen=True):
     """One decoder layer: a token mixer and a feed-forward network, behind norms, on a residual stream."""
 
     kind: str
@@ -229,7 +229,7 @@ class Layer(Spec):
     residual: Residual = Residual()
 
 
-class LeftOut(Spec):
+class LeftOut(Spec, frozen=True):
     """A part that a configuration mentions and the planned text model does not train."""
 
     name: str
@@ -240,7 +240,7 @@ Naming = Literal["llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox
 LigerModule = Literal["rms_norm", "rms_norm_copy", "rms_norm_in_place", "rope", "swiglu", "geglu", "experts"]
 
 
-class Model(Spec):
+class Model(Spec, frozen=True):
     """A decoder-only language model.
 
     Attributes:
@@ -304,9 +304,10 @@ class Model(Spec):
         return counts
 
 
-AttentionKernel = Literal["eager", "sdpa", "flash", "flash2"]
-"""flash: FlashAttention, which takes values narrower than keys as they are (version 3; it matters for latent
-attention only). flash2: version 2, to which Transformers hands such values padded."""
+AttentionKernel = Literal["eager", "sdpa", "efficient", "flash", "flash2"]
+"""efficient: sdpa on its memory-efficient kernel, heads repeated (a GPU that the flash kernel does not run on).
+flash: FlashAttention, which takes values narrower than keys as they are (version 3; it matters for latent attention
+only). flash2: version 2, to which Transformers hands such values padded."""
 LinearAttentionKernel = Literal["torch", "fla"]
 Kernels = Literal["hf", "liger"]
 Loss = Literal["naive", "fused", "none"]
@@ -319,7 +320,7 @@ Precision = Literal["pure", "autocast"]
 """pure: everything in one type. autocast: fp32 weights, matrix products under `torch.autocast` of the run's type."""
 
 
-class Lora(Spec):
+class Lora(Spec, frozen=True):
     """Low-rank adapters on a frozen model (Hu et al., arXiv 2106.09685), as peft builds them.
 
     targets: names of linears, or `all-linear`. dtype: of the adapters, None for the model's own (peft makes them
@@ -336,7 +337,7 @@ class Lora(Spec):
     layers: tuple[int, ...] | None = None
 
 
-class FourBit(Spec):
+class FourBit(Spec, frozen=True):
     """A base of bitsandbytes' 4-bit linears (Dettmers et al., arXiv 2305.14314): two weights a byte and one fp32
     scale for each `block_size`; nested: the scales in 8 bits, with an fp32 one for each 256 of them.
 
@@ -349,7 +350,7 @@ class FourBit(Spec):
     upcast: bool = True
 
 
-class Frozen(Spec):
+class Frozen(Spec, frozen=True):
     """What is not trained: the first layers, and whatever a name of `parts` names in a parameter's path
     (`embed_tokens`, `mlp`, `layers.3`); with `only`, everything but what these name."""
 
@@ -374,6 +375,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: DType | None = None
     hold_logits: bool = False
     """Whether the caller still holds the logits during backward (Transformers' Trainer does not)."""
+    padding_mask: bool = False
+    """Whether the batch brings a padding mask, so that sdpa gets a mask of T × T for each sequence."""
     expert_imbalance: float = 1.0
     """Rows that the busiest rank's experts get, over their mean: 1 when balanced, the expert-parallel degree at worst.
     It matters under expert parallelism only: on one rank there are T · top_k rows however they are routed."""

@@ -46,9 +46,9 @@ def eager_mask(m: Scope, batch: int, length: int, dtype: DType) -> Tensor:
     return m.tape.empty((batch, *allowed.shape[1:]), dtype, "where")
 
 
-def bool_mask(m: Scope, length: int) -> Tensor:
+def bool_mask(m: Scope, length: int, sequences: int = 1) -> Tensor:
     """The T × T boolean mask that sdpa is given, one for the whole batch (masking_utils.py, sdpa_mask)."""
-    return m.tape.empty((1, 1, length, length), BOOL, "mask")
+    return m.tape.empty((sequences, 1, length, length), BOOL, "mask")
 
 
 def position_ids(m: Scope, length: int) -> Tensor:

@@ -77,8 +77,8 @@ def _mask(m: Scope, model: Model, run: Run, window: Window) -> Tensor | None:
     needed = model.naming in ALWAYS_MASKED or (window is not None and window <= run.sequence_length)
     if run.attention == "eager":
         mask = head.eager_mask(m, run.micro_batch_size, run.local_length, run.residual_dtype)
-    elif run.attention == "sdpa" and needed:
-        mask = head.bool_mask(m, run.local_length)
+    elif run.attention in ("sdpa", "efficient") and (needed or run.padding_mask):
+        mask = head.bool_mask(m, run.local_length, run.micro_batch_size if run.padding_mask else 1)
     else:
         return None
     mask.storage.owner = "shared:mask" if window is None else f"shared:mask_{window}"

@@ -81,6 +81,7 @@ _LATENT: dict[str, AttentionKernel] = {
     "flash": attn.flash_attention,
     "flash2": attn.padded_flash_attention,
     "sdpa": attn.efficient_attention,
+    "efficient": attn.efficient_attention,
 }
 """Where values are narrower than keys: FlashAttention 3 takes them so, torch's flash kernel refuses and sdpa falls
 back to the memory-efficient one (ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash)."""
@@ -90,6 +91,7 @@ _ATTENTION: dict[str, AttentionKernel] = {
     "flash": attn.flash_attention,
     "flash2": attn.flash_attention,
     "sdpa": attn.sdpa_attention,
+    "efficient": attn.efficient_attention,
 }
 _ROTATIONS: dict[str, Rotate] = {
     "half_fp32": rope.rotate_and_cast,
@@ -105,7 +107,10 @@ def kernels(model: Model, run: Run) -> Kernels:
     if run.attention == "sdpa" and not model.supports_sdpa:
         raise InputError("Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash")
     chosen = replace(_HF, attention=_ATTENTION.get(run.attention, _HF.attention))
-    if run.attention == "flash" and run.residual_dtype is not run.dtype:
+    if run.attention == "sdpa" and run.residual_dtype is not run.dtype and run.precision == "pure":
+        # torch's flash kernel takes no fp32 (ATen/native/transformers/cuda/sdp_utils.cpp, check_dtypes)
+        chosen = replace(chosen, attention=attn.efficient_attention)
+    if run.attention in ("flash", "flash2") and run.residual_dtype is not run.dtype:
         chosen = replace(chosen, attention=partial(attn.flash_attention, low=run.dtype))
     if model.rope.style in _ROTATIONS:
         rotate = _ROTATIONS[model.rope.style]

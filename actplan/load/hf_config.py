@@ -20,7 +20,7 @@ class Config:
         self.read: set[str] = set()
 
     def renamed(self, names: Mapping[str, str], defaults: Mapping[str, object] | None = None) -> Config:
-        """The same configuration under Transformers' usual names (its class's attribute_map), with defaults."""
+        """The same configuration under Transformers' usual names (attribute_map), and defaults."""
         own = {names.get(key, key): value for key, value in self.fields.items() if key in names}
         config = Config({**(defaults or {}), **own, **self.fields}, self.where)
         config.read = self.read

@@ -102,7 +102,8 @@ def _scaled_in_place(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 def _flash_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    q, k, v, _, lse, _ = (node.unpack(i) for i in range(6))
+    q, k, v, *held = (node.unpack(i) for i in range(6))  # all of them, until the kernel is done
+    lse = held[1]
     grad = raw_contiguous(grads[0])
     batch, length, heads, dim = q.shape
     kv_heads = k.shape[2]
@@ -179,7 +180,7 @@ LSE_ALIGNMENT = 32
 
 
 def _efficient_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    q, k, v = (node.unpack(i) for i in range(3))
+    q, k, v, *_held = (node.unpack(i) for i in range(len(node.saved)))
     grad = raw_contiguous(grads[0])
     delta = new(q, (q.shape[0], q.shape[2], q.shape[1]), FP32, "delta")
     result = [new(t, t.shape) for t in (q, k, v)]

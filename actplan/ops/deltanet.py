@@ -66,7 +66,8 @@ def delta_rule_flops(batch: int, length: int, heads: int, key_dim: int, value_di
 
 
 def _fla_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    q, _, k, _, v, g, beta, _ = (node.unpack(i) for i in range(8))
+    held = [node.unpack(i) for i in range(8)]  # all of them, until the kernel is done
+    q, k, v, g, beta = (held[i] for i in (0, 2, 4, 5, 6))
     batch, length, _, dim = q.shape
     heads, value_dim = v.shape[2:]
     w = new(k, (batch, length, heads, dim), op="w")

@@ -77,7 +77,7 @@ def _scan_backward(x: Tensor, spec: Mamba2) -> None:
 
 
 def _backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    zxbcdt, out, _, _ = (node.unpack(i) for i in range(4))
+    zxbcdt, out, *_held = (node.unpack(i) for i in range(4))
     p, spec, A = node.extra
     channels, inner = p.conv_weight.shape[0], p.norm_weight.shape[0]
     recomputed = new(out, (*out.shape[:2], inner), op="out_recompute")

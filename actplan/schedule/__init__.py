@@ -19,7 +19,7 @@ from .named import (
 from .nested import solve_nested
 from .offload import offload_checkpointed, offload_stored
 from .planner import Frontier, Plan, Point, frontier, plan
-from .single_level import solve
+from .single_level import Suffixes, solve
 from .tables import working_set
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Frontier",
     "Plan",
     "Point",
+    "Suffixes",
     "blocks",
     "check_family",
     "every_k",

@@ -94,6 +94,7 @@ def solve(
     chain: Chain,
     *,
     allowed: Sequence[bool] | None = None,
+    storable: Sequence[bool] | None = None,
     single: bool = False,
     menus: bool = True,
     exact_labels: int = EXACT_LABELS,
@@ -104,6 +105,7 @@ def solve(
 
     Args:
         allowed: stages that may be in a segment (default: those that are checkpointable).
+        storable: stages that may be stored (default: all).
         single: segments of one stage only, which is what per-layer flags can run.
         menus: whether the stages' menus count.
         exact_labels, thinned_labels: a set that outgrows the first is thinned to the second, and so is every
@@ -111,6 +113,9 @@ def solve(
         guard: False leaves the guard out, for the test that shows why it is there.
     """
     tables = tabulate(chain, menus=menus)
+    for i, store in enumerate(storable or ()):
+        if not store:
+            tables.ways[i] = tuple(way for way in tables.ways[i] if way.index >= 0)
     may = [stage.checkpointable for stage in chain.stages] if allowed is None else list(allowed)
     shift = _bound(tables).bit_length() + 1
     out = Suffixes(tables, may, single, shift, [[] for _ in range(len(tables) + 1)])

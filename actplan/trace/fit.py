@@ -7,7 +7,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,8 +18,9 @@ from ..ledgerfile import Point as SizePoint
 from . import build, patches
 from .fitstage import Shared, fit_stage, same_at_batch_one
 from .options import TraceOptions
+from .places import Place, pattern, representatives, role, shared_tensors
 from .polynomial import Point
-from .result import StageRecord, TraceResult
+from .result import TraceResult
 from .run import quiet, trace_built
 from .stages import layer_kinds
 
@@ -54,7 +55,25 @@ def fit_ledger(
         points, unseen = _sizes(model, lengths, sorted(set(batches)), check)
         samples = {point: model.trace(*point) for point in points}
         ledger = _assemble(model, samples)
-        return _with(ledger, checked=[_check(ledger, model, point) for point in unseen])
+        checked = [_check(ledger, model, point) for point in unseen]
+        return _with(ledger, checked=checked, notes=[*ledger.notes, *_doubts(ledger, checked)])
+
+
+def _doubts(ledger: Ledger, checked: list[Check]) -> list[str]:
+    """What a reader of the ledger must know: where the check or the fit was not exact."""
+    found = [
+        f"saved bytes are off by {c.saved_error_bytes} at batch {c.batch}, length {c.seq}"
+        for c in checked
+        if c.saved_error_bytes
+    ]
+    found += [
+        f"a peak is off by {c.peak_error:.2%} at batch {c.batch}, length {c.seq}"
+        for c in checked
+        if c.peak_error > 0.005
+    ]
+    if any(stage.approximate for stage in (*ledger.stages.values(), *ledger.batch_one.values())):
+        found.append("some sizes fit no sum of products of batch and length, and are approximate")
+    return found
 
 
 class _Source:
@@ -168,24 +187,14 @@ def _loops(model: _Source) -> bool:
 # -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """One stage of the truncated model in every sample."""
-
-    index: int
-    name: str
-    kind: str
-    role: str
-
-
 def _assemble(model: _Source, samples: dict[Point, TraceResult]) -> Ledger:
     any_sample = next(iter(samples.values()))
     names = [s.name for s in any_sample.stages]
     if any([s.name for s in sample.stages] != names for sample in samples.values()):
         raise InputError("the model runs other layers at other sizes", where="fit")
-    places = [_Place(i, s.name, s.kind, _role(any_sample.stages, i)) for i, s in enumerate(any_sample.stages)]
-    shared = _shared(any_sample, places)
-    chosen = _representatives(any_sample, places, shared)
+    places = [Place(i, s.name, s.kind, role(any_sample.stages, i)) for i, s in enumerate(any_sample.stages)]
+    shared = shared_tensors(any_sample, places)
+    chosen = representatives(any_sample, places, shared)
     one = _stages({p: s for p, s in samples.items() if p[0] == 1}, chosen, shared)
     many = _stages({p: s for p, s in samples.items() if p[0] > 1}, chosen, shared)
     return Ledger(
@@ -197,14 +206,14 @@ def _assemble(model: _Source, samples: dict[Point, TraceResult]) -> Ledger:
         traced=[SizePoint(*p) for p in samples],
         checked=[],
         stages=many or one,
-        pattern=_pattern(model.kinds, places, chosen),
+        pattern=pattern(model.kinds, places, chosen),
         batch_one={k: v for k, v in one.items() if many and not same_at_batch_one(v, many[k])},
         kernels=list(any_sample.kernels),
         notes=list(any_sample.notes),
     )
 
 
-def _stages(samples: dict[Point, TraceResult], chosen: dict[str, _Place], shared: Shared) -> dict[str, Stage]:
+def _stages(samples: dict[Point, TraceResult], chosen: dict[str, Place], shared: Shared) -> dict[str, Stage]:
     if not samples:
         return {}
     points, traces = list(samples), list(samples.values())
@@ -223,106 +232,6 @@ def _run_words(model: _Source) -> dict[str, str]:
     }
     words["loss"] = model.built.loss
     return words if o.autocast is None else words | {"autocast": o.autocast}
-
-
-def _role(stages: tuple[StageRecord, ...], i: int) -> str:
-    name = stages[i].name
-    if name.rpartition(".")[2].isdigit() and not name.startswith("after "):
-        return "layer"
-    if name in ("embedding", "head", "loss"):
-        return name
-    later = any(s.kind != s.name for s in stages[i + 1 :])
-    return "between" if later else "final_norm"
-
-
-def _label(place: _Place) -> str:
-    return place.kind if place.role == "layer" else place.role if place.role != "between" else place.name
-
-
-def _representatives(sample: TraceResult, places: list[_Place], shared: Shared) -> dict[str, _Place]:
-    """Kind -> the place that stands for it; a first, last or other layer that saves otherwise is a kind of
-    its own."""
-    groups: dict[str, list[_Place]] = {}
-    for place in places:
-        groups.setdefault(_label(place), []).append(place)
-    chosen: dict[str, _Place] = {}
-    for label, members in groups.items():
-        inner = members[1:-1] or members[1:] or members
-        middle = next(
-            (p for p in inner if p.index + 1 < len(places) and places[p.index + 1].role == "layer"), inner[0]
-        )
-        chosen[label] = middle
-        for place in members:
-            if (
-                place is not middle
-                and place.role == "layer"
-                and _saves(sample, place, shared) != _saves(sample, middle, shared)
-            ):
-                chosen[f"{label} ({place.name})"] = place
-            elif place is not middle and place.role != "layer":
-                chosen[f"{label} ({place.index})"] = place
-    return chosen
-
-
-def _saves(sample: TraceResult, place: _Place, shared: Shared) -> list[tuple[Any, ...]]:
-    prefix = len(place.name)
-    return [
-        (t.module[prefix:], t.shape, t.dtype, t.bytes)
-        for t in sample.saved
-        if t.mark == place.index and t.birth not in shared
-    ]
-
-
-def _shared(sample: TraceResult, places: list[_Place]) -> dict[tuple[int, int], str]:
-    """Storages born outside every layer that layers save (rope tables, masks): birth -> name."""
-    layers = {p.index for p in places if p.role == "layer"}
-    found: dict[tuple[int, int], str] = {}
-    for tensor in sample.saved:
-        outside = tensor.birth[0] not in layers and not tensor.boundary
-        if outside and tensor.mark in layers:
-            found[tensor.birth] = f"{tensor.born or 'input'}#{len(found)}"
-    return found
-
-
-def _pattern(kinds: dict[str, list[str]], places: list[_Place], chosen: dict[str, _Place]) -> list[Span]:
-    by_place = {place.index: label for label, place in chosen.items()}
-    spans: list[Span] = []
-    done: set[str] = set()
-    for place in places:
-        stack = place.name.rpartition(".")[0] if place.role == "layer" else None
-        if stack is None:
-            spans.append(Span(by_place.get(place.index, _label(place))))
-        elif stack not in done:
-            done.add(stack)
-            spans += _layers(
-                stack,
-                kinds[stack],
-                [p for p in places if p.role == "layer" and p.name.rpartition(".")[0] == stack],
-                by_place,
-            )
-    return spans
-
-
-def _layers(stack: str, kinds: list[str], traced: list[_Place], by_place: dict[int, str]) -> list[Span]:
-    """Every layer of the full stack: as traced where it was traced, the last like the last traced one of its
-    kind."""
-    special = {int(p.name.rpartition(".")[2]): by_place[p.index] for p in traced if p.index in by_place}
-    last_traced = max(int(p.name.rpartition(".")[2]) for p in traced)
-    labels = []
-    for i, kind in enumerate(kinds):
-        label = special.get(i, kind)
-        if label != kind and label.startswith(f"{kind} (") and i == last_traced and i != len(kinds) - 1:
-            label = kind  # it stood out because it was the last of the shortened model
-        labels.append(label)
-    if last_traced in special and kinds[-1] == kinds[last_traced]:
-        labels[-1] = special[last_traced]
-    spans: list[Span] = []
-    for i, label in enumerate(labels):
-        if spans and spans[-1].stage == label:
-            spans[-1] = Span(label, spans[-1].count + 1, stack, spans[-1].first)
-        else:
-            spans.append(Span(label, 1, stack, i))
-    return spans
 
 
 # -- checking

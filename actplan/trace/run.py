@@ -16,10 +16,11 @@ from . import build, patches
 from .autocast import autocast
 from .checkpoint import checkpointed
 from .options import TraceOptions
-from .recorder import Recorder, node_names, storage_key
+from .recorder import Recorder
 from .result import TraceResult
 from .stages import layer_paths, stacks
 from .summary import summarise
+from .tensors import node_names, storage_key
 
 
 def trace_model(source: Any, options: TraceOptions) -> TraceResult:

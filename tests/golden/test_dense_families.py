@@ -1,7 +1,7 @@
 """Dense families beside Llama's, tensor by tensor, against PyTorch (tests/reference/autograd_dense.json).
 
-Traced with PyTorch 2.13 and Transformers 5.24 on fake tensors: published models at two or four layers, and small
-variants that turn on what published configurations leave off (dropout, biases, windows, other activations).
+Traced with PyTorch 2.13 and Transformers 5.24 on fake tensors: published models at two or four layers, and
+small variants that turn on what published configurations leave off (dropout, biases, windows, activations).
 `case` names a variant, whose configuration is in the record. Liger's kernels were stand-ins that save what
 liger-kernel 0.8.5 saves, where its own patch functions put them.
 """
@@ -107,7 +107,7 @@ def test_layers_and_the_chain_s_peaks(record: dict[str, Any]) -> None:
     assert whole.saved_bytes == record["saved_bytes"]
     assert whole.profile.num_parameters == record["parameters"]
     if record["ckpt"] and record["model_type"] == "falcon" and record["attn"] == "eager":
-        return  # the model's loop holds the probabilities of the layer before: not in a chain of single layers
+        return  # the model's loop holds the probabilities of the layer before, which a chain does not know
     oracle = walk(whole.model, whole.run, whole.segments)
     assert whole.peak_forward_bytes == pytest.approx(oracle.peak_forward_bytes, rel=0.001)
     assert whole.peak_backward_bytes == pytest.approx(oracle.peak_backward_bytes, rel=0.001)
@@ -127,8 +127,9 @@ def test_the_preset_is_the_model_of_its_configuration(preset: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_parameters(preset: str) -> None:
     small = Run(sequence_length=8, loss="none", attention="flash")
-    assert segmented(load.load_model(preset, preset=True), small, NoCheckpoint()).profile.num_parameters == (
-        PRESETS[preset]
+    assert (
+        segmented(load.load_model(preset, preset=True), small, NoCheckpoint()).profile.num_parameters
+        == (PRESETS[preset])
     )
 
 
@@ -167,7 +168,9 @@ def test_sdpa_is_given_a_mask_where_a_window_is_no_longer_than_the_sequence() ->
 def test_tables_of_their_own_for_sliding_layers() -> None:
     loaded = load.load_model("gemma-3-27b", preset=True)
     run = walk(loaded, Run(sequence_length=64, attention="flash", loss="none"))
-    owners = {(row.owner, row.stage - 1) for row in run.tape.ledger if (row.owner or "").startswith("shared:rope")}
+    owners = {
+        (row.owner, row.stage - 1) for row in run.tape.ledger if (row.owner or "").startswith("shared:rope")
+    }
     assert owners == {("shared:rope_local", 0), ("shared:rope", 5)}
 
 

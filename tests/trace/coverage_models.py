@@ -101,6 +101,8 @@ def _ledger(config: Any) -> dict[str, Any]:
     options = TraceOptions(dtype="bf16", attention="sdpa")
     ledger = fit_ledger(config, options, lengths=(SEQ - 13, SEQ), batches=(BATCH,), check=[(BATCH, SEQ - 5)])
     check = ledger.checked[0]
+    if check.saved_error_bytes:
+        raise ValueError(f"the fit is off by {check.saved_error_bytes} bytes at a length it has not seen")
     return {
         "status": "ledger",
         "loss": ledger.run["loss"],

@@ -1,0 +1,120 @@
+"""Where a model's kinds of stage are: which traced place stands for each, and the pattern of the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..ledgerfile import Span
+from .fitstage import Shared
+from .result import StageRecord, TraceResult
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One stage of the truncated model in every sample."""
+
+    index: int
+    name: str
+    kind: str
+    role: str
+
+
+def role(stages: tuple[StageRecord, ...], i: int) -> str:
+    name = stages[i].name
+    if name.rpartition(".")[2].isdigit() and not name.startswith("after "):
+        return "layer"
+    if name in ("embedding", "head", "loss"):
+        return name
+    later = any(s.kind != s.name for s in stages[i + 1 :])
+    return "between" if later else "final_norm"
+
+
+def _label(place: Place) -> str:
+    return place.kind if place.role == "layer" else place.role if place.role != "between" else place.name
+
+
+def representatives(sample: TraceResult, places: list[Place], shared: Shared) -> dict[str, Place]:
+    """Kind -> the place that stands for it; a first, last or other layer that saves otherwise is a kind of
+    its own."""
+    groups: dict[str, list[Place]] = {}
+    for place in places:
+        groups.setdefault(_label(place), []).append(place)
+    chosen: dict[str, Place] = {}
+    for label, members in groups.items():
+        inner = members[1:-1] or members[1:] or members
+        middle = next(
+            (p for p in inner if p.index + 1 < len(places) and places[p.index + 1].role == "layer"), inner[0]
+        )
+        chosen[label] = middle
+        for place in members:
+            if (
+                place is not middle
+                and place.role == "layer"
+                and _saves(sample, place, shared) != _saves(sample, middle, shared)
+            ):
+                chosen[f"{label} ({place.name})"] = place
+            elif place is not middle and place.role != "layer":
+                chosen[f"{label} ({place.index})"] = place
+    return chosen
+
+
+def _saves(sample: TraceResult, place: Place, shared: Shared) -> list[tuple[Any, ...]]:
+    prefix = len(place.name)
+    return [
+        (t.module[prefix:], t.shape, t.dtype, t.bytes)
+        for t in sample.saved
+        if t.mark == place.index and t.birth not in shared
+    ]
+
+
+def shared_tensors(sample: TraceResult, places: list[Place]) -> dict[tuple[int, int], str]:
+    """Storages born outside every layer that layers save (rope tables, masks): birth -> name."""
+    layers = {p.index for p in places if p.role == "layer"}
+    found: dict[tuple[int, int], str] = {}
+    for tensor in sample.saved:
+        outside = tensor.birth[0] not in layers and not tensor.boundary
+        if outside and tensor.mark in layers:
+            found[tensor.birth] = f"{tensor.born or 'input'}#{len(found)}"
+    return found
+
+
+def pattern(kinds: dict[str, list[str]], places: list[Place], chosen: dict[str, Place]) -> list[Span]:
+    by_place = {place.index: label for label, place in chosen.items()}
+    spans: list[Span] = []
+    done: set[str] = set()
+    for place in places:
+        stack = place.name.rpartition(".")[0] if place.role == "layer" else None
+        if stack is None:
+            spans.append(Span(by_place.get(place.index, _label(place))))
+        elif stack not in done:
+            done.add(stack)
+            spans += _layers(
+                stack,
+                kinds[stack],
+                [p for p in places if p.role == "layer" and p.name.rpartition(".")[0] == stack],
+                by_place,
+            )
+    return spans
+
+
+def _layers(stack: str, kinds: list[str], traced: list[Place], by_place: dict[int, str]) -> list[Span]:
+    """Every layer of the full stack: as traced where it was traced, the last like the last traced one of its
+    kind."""
+    special = {int(p.name.rpartition(".")[2]): by_place[p.index] for p in traced if p.index in by_place}
+    last_traced = max(int(p.name.rpartition(".")[2]) for p in traced)
+    labels = []
+    for i, kind in enumerate(kinds):
+        label = special.get(i, kind)
+        if label != kind and label.startswith(f"{kind} (") and i == last_traced and i != len(kinds) - 1:
+            label = kind  # it stood out because it was the last of the shortened model
+        labels.append(label)
+    if last_traced in special and kinds[-1] == kinds[last_traced]:
+        labels[-1] = special[last_traced]
+    spans: list[Span] = []
+    for i, label in enumerate(labels):
+        if spans and spans[-1].stage == label:
+            spans[-1] = Span(label, spans[-1].count + 1, stack, spans[-1].first)
+        else:
+            spans.append(Span(label, 1, stack, i))
+    return spans
