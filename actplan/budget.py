@@ -6,20 +6,31 @@ In backward, gradients count as they appear, stage by stage, unless a recipe kee
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from .chain import Chain, Checkpointed, Evaluation, Schedule, Stage, Stored, Unit, evaluate
+from .chain import Chain, Checkpointed, Evaluation, Option, Schedule, Stage, Stored, Unit, evaluate
 from .estimate.autograd import Subject
 from .gpus import Gpu, framework_bytes, library_workspace, reserved_range
 from .mesh import Mesh
-from .policies import Layers, Policy, Segment
+from .menus import menus
+from .policies import Keeps, Layers, Segment, kept_outputs
 from .recipes import Recipe
 from .report import Band, Budget, BudgetLine, PhaseBytes, StageBytes
+from .running import around_frozen
 from .spec import Model, Run
-from .states import PipelineSplit, States, gradient_bytes, stage_chunks, states, units_of
+from .states import (
+    PipelineSplit,
+    States,
+    gradient_bytes,
+    gradients_on_host,
+    stage_chunks,
+    states,
+    units_of,
+)
 from .states.result import Phase
 from .states.units import Unit as WeightUnit
 
@@ -29,13 +40,24 @@ PHASES: tuple[Phase, ...] = ("forward_loss", "backward", "optimizer_step")
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a budget needs beside model and run.
 
-    microbatches: of one optimizer step; a pipeline stage holds no more of them at once.
+    microbatches: of one optimizer step, None: one, or with pipeline stages as many as fill them; a stage holds no
+        more of them at once, and with more than one their gradients accumulate.
+    offload_activations: checkpoints keep their boundaries in host memory.
     """
 
     recipe: Recipe
     microbatches: int | None = None
     split: PipelineSplit | None = None
     gpu: Gpu | None = None
+    offload_activations: bool = False
+
+    def recipe_of(self, run: Run) -> Recipe:
+        """The recipe, with the micro-batches it accumulates; a run under autocast counts the copies of weights."""
+        recipe = around_frozen(self.recipe, run)
+        several = self.microbatches if self.microbatches is not None else 2 if run.mesh.pp > 1 else 1
+        if several > recipe.accumulation_steps:
+            recipe = dataclasses.replace(recipe, accumulation_steps=several)
+        return dataclasses.replace(recipe, autocast_cache=False) if run.precision == "autocast" else recipe
 
 
 class StagePlan(msgspec.Struct, frozen=True):
@@ -129,12 +151,11 @@ def _span(chunk: Sequence[WeightUnit]) -> tuple[int, int] | None:
 
 
 def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget:
-    boundary = subject.profile.boundary_bytes
-    static = states(
-        subject.profile, job.recipe, run.mesh, stage=plan.number, split=job.split, boundary_bytes=boundary
-    )
-    progressive = static.bytes("gradients", "forward_loss") == 0 and not job.recipe.optimizer_in_backward
-    chunks = [_Chunk(span, plan, run, subject, job if progressive else None) for span in plan.chunks]
+    boundary, recipe = subject.profile.boundary_bytes, job.recipe_of(run)
+    static = states(subject.profile, recipe, run.mesh, stage=plan.number, split=job.split, boundary_bytes=boundary)
+    progressive = static.bytes("gradients", "forward_loss") == 0 and not recipe.optimizer_in_backward
+    growing = recipe if progressive and not gradients_on_host(recipe) else None
+    chunks = [_Chunk(span, plan, run, subject, growing, job) for span in plan.chunks]
     kept = sum(chunk.result.kept_bytes for chunk in chunks) // len(chunks)
     waiting = (plan.in_flight - 1) * kept
     fullest = [max(chunks, key=lambda c: c.result.forward_bytes), max(chunks, key=lambda c: c.result.backward_bytes)]
@@ -144,28 +165,35 @@ def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget
         _phase("backward", static, workspace, *fullest[1].backward(), waiting),
         _phase("optimizer_step", static, workspace, 0, 0, None, 0),
     )
-    return StageBudget(plan, phases, static)
+    moved = sum(chunk.host_bytes for chunk in chunks) * plan.in_flight if job.offload_activations else 0
+    return StageBudget(plan, phases, dataclasses.replace(static, host_bytes=static.host_bytes + moved))
 
 
 class _Chunk:
     """One chunk of layers, evaluated with what stands before and behind it on this stage."""
 
-    def __init__(self, span: tuple[int, int], plan: StagePlan, run: Run, subject: Subject, job: Job | None) -> None:
+    def __init__(
+        self, span: tuple[int, int], plan: StagePlan, run: Run, subject: Subject, recipe: Recipe | None, job: Job
+    ) -> None:
+        """`recipe`: where gradients grow stage by stage, None where it keeps them all along."""
         first, last = span
         self.head = plan.head and last == subject.model.num_layers - 1
         embedding = plan.embedding and first == 0
-        segments = _segments(run.checkpoint, subject, first, last)
-        whole = subject.chain(checkpointed=bool(segments), first_stored=not (segments and segments[0][0] == 0))
-        context = subject.profile.context(checkpointed=bool(segments))
+        segments, keeps = _segments(subject, first, last)
+        whole = _whole(subject, segments, keeps, first, offloaded=job.offload_activations)
         lower, upper = first + (0 if embedding else 1), last + 1 + (1 if self.head else 0)
         part = whole.stages[lower : upper + 1]
-        self.progressive = job is not None
-        if job is not None:
-            part = _with_gradients(part, lower, subject, run, job.recipe)
+        self.progressive = recipe is not None
+        if recipe is not None:
+            part = _with_gradients(part, lower, subject, run, recipe)
         x_out = 0 if self.head else whole.boundary(upper + 1)
-        self.chain = Chain(part, x_out, copy=whole.copy)
-        self.result: Evaluation = evaluate(self.chain, _schedule(len(part), segments, embedding))
-        self.base = context.backward
+        self.chain = replace(whole, stages=part, x_out=x_out)
+        self.result: Evaluation = evaluate(self.chain, _schedule(len(part), segments, keeps, 1 if embedding else 0))
+        self.base = subject.profile.context(checkpointed=bool(segments)).backward
+        moved = job.offload_activations and bool(segments)
+        self.host_bytes = len(segments) * (whole.copy or subject.profile.boundary_bytes) if moved else 0
+        if moved:
+            self.base += _in_transfer(len(segments)) * whole.boundary(lower + 1)
 
     def forward(self) -> tuple[int, int, int | None]:
         """(activations, loss, gradients) at the highest point of the forward."""
@@ -188,24 +216,44 @@ class _Chunk:
         return max(0, size - before)
 
 
-def _segments(policy: Policy, subject: Subject, first: int, last: int) -> tuple[Segment, ...]:
-    """The policy applied to the layers of a chunk, as a pipeline stage sees only its own; counted from it."""
-    whole = subject.layers
-    if (first, last) == (0, whole.count - 1):
-        return policy.segments(whole)
-    count = last - first + 1
-    return policy.segments(Layers(count, min(whole.block, count), whole.stored_bytes[first : last + 1]))
+def _segments(subject: Subject, first: int, last: int) -> tuple[tuple[Segment, ...], Keeps]:
+    """The policy applied to the layers of a chunk, as a pipeline stage sees only its own, and what each layer keeps;
+    both counted from the chunk's first layer. Layers below all that is trained have nothing to keep."""
+    whole, policy, count = subject.layers, subject.run.checkpoint, last - first + 1
+    own = whole
+    if count < whole.count:
+        own = Layers(count, min(whole.block, count), whole.stored_bytes[first : last + 1])
+    layers = subject.profile.layers
+    segments = tuple(part for part in policy.segments(own) if layers[first + part[1]].reached)
+    return segments, kept_outputs(policy, segments)
 
 
-def _schedule(length: int, segments: Sequence[Segment], embedding: bool) -> Schedule:
-    """Segments of layers as units of a chain that may begin with the embedding."""
-    shift = 1 if embedding else 0
+def _whole(subject: Subject, segments: Sequence[Segment], keeps: Keeps, first: int, *, offloaded: bool) -> Chain:
+    """The model's chain as the segments of a chunk need it."""
+    stored = not (segments and segments[0][0] == 0)
+    whole = subject.chain(checkpointed=bool(segments), first_stored=stored)
+    if offloaded and segments:
+        whole = replace(whole, offloaded=True)
+    if keeps:
+        moved = {layer + first: words for layer, words in keeps.items()}
+        whole = menus(subject.model, subject.plain_run).with_choices(whole, moved)
+    return whole
+
+
+def _in_transfer(segments: int) -> int:
+    """Boundaries on the device beside the one in use: one on its way out, or the next on its way in
+    (torchao/torchtune `OffloadActivations` keeps up to five; `save_on_cpu` none)."""
+    return min(segments - 1, 1)
+
+
+def _schedule(length: int, segments: Sequence[Segment], keeps: Keeps, shift: int) -> Schedule:
+    """Segments of layers as units of a chain; `shift`: stages before the first layer."""
     units: list[Unit] = []
     at = 0
     for first, last in segments:
         if first + shift > at:
             units.append(Stored(at, first + shift - 1))
-        units.append(Checkpointed(first + shift, last + shift))
+        units.append(Option(first + shift, 0) if first in keeps else Checkpointed(first + shift, last + shift))
         at = last + shift + 1
     if at < length:
         units.append(Stored(at, length - 1))

@@ -213,9 +213,7 @@ def evaluate(ledger: Ledger, batch: int, seq: int) -> Evaluation:
             raise InputError(f"{value!r} is not a positive whole number", where=where)
     traced = {point.batch for point in ledger.traced}
     if len(traced) == 1 and batch not in traced:
-        raise InputError(
-            f"the ledger was traced at batch {min(traced)} only", where="batch", allowed=str(min(traced))
-        )
+        raise InputError(f"the ledger was traced at batch {min(traced)} only", where="batch", allowed=str(min(traced)))
     stages_here = {**ledger.stages, **ledger.batch_one} if batch == 1 else ledger.stages
     kinds = {name: _Kind(name, stage, batch, seq) for name, stage in stages_here.items()}
     taken: set[str] = set()
@@ -243,15 +241,12 @@ class _Kind:
             return parse(text).at(batch, seq)
 
         self.name, self.stage = name, stage
-        self.numbers = [
-            value(t) for t in (stage.input_bytes, stage.output_bytes, stage.kept_bytes, stage.held_bytes)
-        ]
+        self.numbers = [value(t) for t in (stage.input_bytes, stage.output_bytes, stage.kept_bytes, stage.held_bytes)]
         self.tf = max((value(t) for t in stage.forward_transients), default=0)
         self.tb = max((value(t) for t in stage.backward_transients), default=0)
         self.flops = value(stage.forward_flops), value(stage.backward_flops)
         self.rows = [
-            (row, tuple(value(size) for size in row.shape), value(row.bytes), value(row.count))
-            for row in stage.saved
+            (row, tuple(value(size) for size in row.shape), value(row.bytes), value(row.count)) for row in stage.saved
         ]
 
     def at(self, path: str, taken: set[str]) -> StageNumbers:
@@ -361,9 +356,7 @@ def load_ledger(path: str | Path) -> Ledger:
 
 def _check(ledger: Ledger) -> None:
     if ledger.actplan_ledger != VERSION:
-        raise InputError(
-            f"version {ledger.actplan_ledger} is not known", where="actplan_ledger", allowed=str(VERSION)
-        )
+        raise InputError(f"version {ledger.actplan_ledger} is not known", where="actplan_ledger", allowed=str(VERSION))
     for i, span in enumerate(ledger.pattern):
         if span.stage not in ledger.stages:
             raise InputError(f"no stage {span.stage!r}", where=f"pattern[{i}].stage", choices=ledger.stages,
@@ -414,9 +407,7 @@ def dump_ledger(ledger: Ledger) -> str:
     import yaml
 
     dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(
-        yaml.dump(msgspec.to_builtins(ledger), Dumper=dumper, sort_keys=False, width=120, allow_unicode=True)
-    )
+    return str(yaml.dump(msgspec.to_builtins(ledger), Dumper=dumper, sort_keys=False, width=120, allow_unicode=True))
 
 
 def write_ledger(ledger: Ledger, path: str | Path) -> None:

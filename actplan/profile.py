@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from .autograd.meter import rounded
 from .autograd.tape import SavedTensor
+from .autograd.tensor import Tensor
 from .chain import Chain, Stage
 from .layers.model import Walk, walk
 from .sampling import sample
@@ -25,17 +26,27 @@ EMBEDDING, HEAD = "embedding", "head"
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """This rank's share of one parameter. `expert`: divided over the expert-parallel group, not the dense one."""
+    """This rank's share of one parameter. `expert`: divided over the expert-parallel group, not the dense one.
+
+    stored_bytes: where it is quantised (`spec.FourBit`), its scales included; its `dtype` is what it is dequantised
+    to.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
     expert: bool
     trainable: bool
+    stored_bytes: int | None = None
 
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return self.numel * self.dtype.itemsize if self.stored_bytes is None else self.stored_bytes
 
 
 class LayerProfile(msgspec.Struct, frozen=True):
@@ -49,6 +60,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
             head behind checkpointed layers.
         parameters: its own (a tied output projection has none).
         flops: of one forward.
+        passed: tables that a checkpoint which begins with it keeps among its inputs (GPT-2's mask).
         reached: whether backward comes to it (`autograd.tape.StageTrace`).
     """
 
@@ -60,6 +72,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...]
     flops: int
     reached: bool = True
+    passed: tuple[SavedTensor, ...] = ()
 
     @property
     def num_parameters(self) -> int:
@@ -239,8 +252,17 @@ class _Measured:
             keeps_input=keeps_input,
             checkpointable=replayed is not None,
         )
-        shared = tuple(row for row in self.stored.tape.ledger if row.owner is not None and i in row.users)
-        return LayerProfile(kind, tuple(own), shared, stage, once, self._parameters(i), trace.flops, trace.reached)
+        return LayerProfile(
+            kind=kind,
+            saved=tuple(own),
+            shared=_shared(self.stored, i),
+            stage=stage,
+            once=once,
+            parameters=self._parameters(i),
+            flops=trace.flops,
+            reached=trace.reached,
+            passed=_shared(self.dropped, i),
+        )
 
     def pending(self) -> int:
         """Gradients that the head leaves waiting for a parameter's other use (a tied embedding)."""
@@ -251,10 +273,21 @@ class _Measured:
     def _parameters(self, i: int) -> tuple[Parameter, ...]:
         made = self.stored.tape.parameters.items()
         return tuple(
-            Parameter(_within_layer(path), p.shape, p.dtype, ".experts." in path, p.requires_grad)
+            _described(path, p)
             for path, p in made
             if p.storage.stage == i
         )
+
+
+def _described(path: str, p: Tensor) -> Parameter:
+    size = p.storage.nbytes
+    stored = None if size == p.numel * p.dtype.itemsize else size
+    return Parameter(_within_layer(path), p.shape, p.dtype, ".experts." in path, p.requires_grad, stored)
+
+
+def _shared(walked: Walk, stage: int) -> tuple[SavedTensor, ...]:
+    """The tables made once for the whole model that a stage has saved."""
+    return tuple(row for row in walked.tape.ledger if row.owner is not None and stage in row.users)
 
 
 def _within_layer(path: str) -> str:

@@ -102,7 +102,7 @@ class Recipe:
         optimizer_in_backward: each gradient is consumed and freed as soon as it exists.
         accumulation_steps: micro-batches per step.
         frozen: the type of weights that are not trained, None: `weights`.
-        base: quantisation of frozen matrices.
+        base: quantisation of frozen matrices. upcast_rest: what it leaves alone becomes fp32.
     """
 
     name: str
@@ -125,6 +125,7 @@ class Recipe:
     offload: Offload = Offload()
     frozen: DType | None = None
     base: Quantisation | None = None
+    upcast_rest: bool = False
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -270,6 +271,7 @@ QLORA = replace(
     title="NF4 base with double quantisation, fp32 adapters, paged 32-bit AdamW",
     source="Dettmers et al., arXiv 2305.14314, sections 3 and 4",
     base=NF4_DOUBLE,
+    upcast_rest=True,
     optimizer=BitsAndBytesAdamW(bits=32, paged=True, name="paged-adamw"),
 )
 QLORA_PLAIN = replace(
@@ -277,6 +279,7 @@ QLORA_PLAIN = replace(
     name="qlora-plain",
     title="the same without prepare_model_for_kbit_training: norms, embeddings and head stay bf16",
     source="peft/utils/other.py: prepare_model_for_kbit_training, left out",
+    upcast_rest=False,
 )
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe

@@ -1,7 +1,7 @@
 """The distinct layers of a model under a run: the few that are profiled for all.
 
-Where everything is trained these are the distinct layers. Where some of it is frozen, or adapters are trained beside
-it, a layer's place counts too: whether it is one of those trained, and whether a gradient has to go on below it.
+Where everything is trained these are the distinct layers. Where some of it is frozen, or adapters are trained
+beside it, a layer's place counts too: whether it is one of those trained, and whether a gradient goes on below it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .spec import Model, Run
 class Sample(msgspec.Struct, frozen=True):
     """A model of the distinct layers, in order of first appearance.
 
-    numbers: what number each has in the whole model, None where nothing depends on it. places: where in the sample
-    each layer of the whole model is found.
+    numbers: what number each has in the whole model, None where nothing depends on it. places: where in the
+    sample each layer of the whole model is found.
     """
 
     model: Model
@@ -35,7 +35,7 @@ def sample(model: Model, run: Run) -> Sample:
     kinds: list[Hashable] = [(layer, role(run, i)) for i, layer in enumerate(model.layers)]
     first = _sample(model, kinds, numbered=True)
     fed = _fed(walk(first.model, run, numbers=first.numbers), first, run)
-    return _sample(model, list(zip(kinds, fed)), numbered=True)
+    return _sample(model, list(zip(kinds, fed, strict=True)), numbered=True)
 
 
 def _sample(model: Model, keys: Sequence[Hashable], *, numbered: bool) -> Sample:

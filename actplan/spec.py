@@ -181,14 +181,15 @@ class Residual(Spec, frozen=True):
     [B · T, hidden] (OPT); post_norm, x + norm(f(x)) (OLMo 2); sandwich, x + norm(f(norm(x))) (Gemma 2);
     parallel, x + f(norm(x)) + g(norm(x)) of one norm (Cohere); parallel_two_norms, of a norm for each branch
     (GPT-NeoX); parallel_in_place, the branches added in place (Falcon);
-    mixer_only, x + f(norm(x)) and no second branch (Mamba 2).
+    mixer_only, x + f(norm(x)) and no second branch (Mamba 2); pre_norm_returned, pre_norm whose probabilities the
+    model's loop holds (Bamba).
     dropout: on each branch's output. scaled: each branch times a number (Granite's residual_multiplier). fp32: the
     stream itself is fp32 from the first layer on (Mamba 2's residual_in_fp32).
     """
 
     type: Literal[
         "pre_norm", "pre_norm_held", "pre_norm_all_held", "pre_norm_flat", "post_norm", "sandwich", "parallel",
-        "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only",
+        "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only", "pre_norm_returned",
     ] = "pre_norm"  # fmt: skip
     dropout: float = 0.0
     scaled: bool = False

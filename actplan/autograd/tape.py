@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Protocol
+from weakref import ref
 
 import msgspec
-from weakref import ref
 
 from ..units import DType
 from .meter import Meter, rounded

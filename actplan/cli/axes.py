@@ -9,7 +9,7 @@ from typing import get_args
 
 from ..errors import InputError
 from ..policies import POLICY_WORDS, parse_policy
-from ..spec import AttentionKernel, Kernels, LinearAttentionKernel, Loss
+from ..spec import AttentionKernel, Device, Kernels, LinearAttentionKernel, Loss, Precision
 from ..units import parse_dtype, parse_range
 
 MAX_DIGITS = 100
@@ -89,10 +89,12 @@ RUN_AXES = (
     RunAxis("--seq", "sequence_length", numbers),
     RunAxis("--batch", "micro_batch_size", numbers),
     RunAxis("--dtype", "dtype", _dtypes),
+    RunAxis("--precision", "precision", _words(Precision)),
     RunAxis("--attention", "attention", _words(AttentionKernel)),
     RunAxis("--linear-attention", "linear_attention", _words(LinearAttentionKernel)),
     RunAxis("--kernels", "kernels", _words(Kernels)),
     RunAxis("--loss", "loss", _words(Loss)),
+    RunAxis("--device", "device", _words(Device)),
     *(RunAxis(f"--{name}", f"mesh.{name}", numbers) for name in ("dp", "tp", "cp", "pp", "vpp", "ep", "etp")),
     RunAxis("--checkpoint-dtype", "checkpoint_dtype", _dtypes),
     RunAxis("--checkpoint", "checkpoint", _policies),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -10,15 +11,39 @@ from ..errors import InputError
 from ..report import Report
 from ..spec import Model, Run
 from ..units import parse_bytes, parse_count, parse_tokens
-from .options import BudgetOptions
+from .options import BudgetOptions, RunOptions
 
 if TYPE_CHECKING:
     from ..budget import Job
     from ..gpus import Gpu
+    from ..recipes import Recipe
+    from ..sharding import Sharding
     from ..verdict import Target
 
 DEFAULT_GPU = "h100-80gb"
 """Only for GPU-hours, where no device is named."""
+RESHARD = ("always", "default", "never")
+OFFLOADED = ("parameters", "optimizer", "activations")
+
+
+def settled(model: Model, run: RunOptions, options: BudgetOptions) -> Run:
+    """The run that the options describe, as the recipe they name trains it; a GPU's kernels where one is named."""
+    settings = run.run(model)
+    if options.gpu is not None:
+        settings = replace(settings, device="cuda")
+    return trained(settings, run, options.recipe)
+
+
+def trained(settings: Run, given: RunOptions, recipe: str | None) -> Run:
+    """A run as a recipe trains it; `given`: what the user said of its types."""
+    if recipe is None:
+        return settings
+    from ..recipes import load_recipe
+    from ..running import under
+
+    dtype = settings.dtype if given.dtype is not None else None
+    precision = settings.precision if given.precision is not None else None
+    return under(settings, load_recipe(recipe), dtype=dtype, precision=precision)
 
 
 def with_budget(report: Report, model: Model, run: Run, options: BudgetOptions) -> Report:
@@ -36,13 +61,14 @@ def with_budget(report: Report, model: Model, run: Run, options: BudgetOptions) 
 
 def _budgeted(report: Report, model: Model, run: Run, options: BudgetOptions) -> Report:
     from ..budget import budget
+    from ..budget_notes import with_budget_notes
     from ..estimate.autograd import subject
     from ..verdict import fit
 
     job = job_of(run, options)
     found = budget(model, run, job, subject(model, run))
-    report = replace(report, budget=found)
-    target = _target(options, job.gpu)
+    report = replace(report, budget=found, notes=with_budget_notes(report.notes, model, run, job, found))
+    target = target_of(options, job.gpu)
     return report if target is None else replace(report, fit=fit(model, run, job, found, target))
 
 
@@ -50,15 +76,61 @@ def job_of(run: Run, options: BudgetOptions) -> Job:
     """The recipe and device; without a recipe, weights, gradients and states in the run's own type."""
     from ..budget import Job
     from ..gpus import load_gpu
-    from ..recipes import load_recipe
 
-    recipe = load_recipe(options.recipe or str(run.dtype), options.optimizer)
     microbatches = None if options.microbatches is None else parse_count(options.microbatches, "--microbatches")
     gpu = None if options.gpu is None else load_gpu(options.gpu)
-    return Job(recipe=recipe, microbatches=microbatches, gpu=gpu)
+    offloaded = _offloaded(options)
+    return Job(
+        recipe=_recipe(run, options, offloaded),
+        microbatches=microbatches,
+        gpu=gpu,
+        offload_activations="activations" in offloaded,
+    )
 
 
-def _target(options: BudgetOptions, gpu: Gpu | None) -> Target | None:
+def _offloaded(options: BudgetOptions) -> tuple[str, ...]:
+    if options.offload is None:
+        return ()
+    parts = tuple(part.strip() for part in options.offload.split(","))
+    for part in parts:
+        if part not in OFFLOADED:
+            raise InputError(f"unknown part {part[:64]!r}", where="--offload", choices=OFFLOADED, got=part[:64])
+    return parts
+
+
+def _recipe(run: Run, options: BudgetOptions, offloaded: tuple[str, ...]) -> Recipe:
+    from ..recipes import Offload, load_recipe
+    from ..running import default_recipe
+
+    recipe = load_recipe(options.recipe or default_recipe(run), options.optimizer)
+    changes: dict[str, object] = {"sharding": _sharding(recipe.sharding, options)}
+    moved = Offload(parameters="parameters" in offloaded, optimizer="optimizer" in offloaded)
+    if moved != Offload():
+        changes["offload"] = moved
+    if options.optimizer_in_backward:
+        changes["optimizer_in_backward"] = True
+    return dataclasses.replace(recipe, **changes)  # type: ignore[arg-type]
+
+
+def _sharding(sharding: Sharding, options: BudgetOptions) -> Sharding:
+    """FSDP as the options have it."""
+    from ..sharding import Fsdp
+
+    if options.reshard is None and options.replicas is None:
+        return sharding
+    if not isinstance(sharding, Fsdp):
+        raise InputError("only FSDP reshards", where="--reshard" if options.reshard else "--replicas", allowed="fsdp")
+    if options.reshard is not None and options.reshard not in RESHARD:
+        word = options.reshard[:64]
+        raise InputError(f"unknown value {word!r}", where="--reshard", choices=RESHARD, got=word)
+    changes: dict[str, object] = {} if options.reshard is None else {"reshard": options.reshard}
+    if options.replicas is not None:
+        changes["replicas"] = parse_count(options.replicas, "--replicas")
+    return dataclasses.replace(sharding, **changes)  # type: ignore[arg-type]
+
+
+def target_of(options: BudgetOptions, gpu: Gpu | None) -> Target | None:
+    """The limit that the options set, if they set one."""
     from ..verdict import FIT_ON, Target
 
     if options.fit_on not in FIT_ON:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from .budgeting import with_budget
+from .budgeting import settled, with_budget
 from .grouping import grouped
 from .options import BudgetOptions, ModelOptions, RunOptions
 from .output import OutputOptions
@@ -28,7 +28,7 @@ def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output:
     from .. import estimate
 
     planned = model.load()
-    settings = run.run(planned)
+    settings = settled(planned, run, budget)
     report = with_budget(estimate.estimate(planned, settings), planned, settings, budget)
 
     def blocks() -> list[Block]:

@@ -12,7 +12,8 @@ from typer import Option
 
 from ..errors import InputError
 from ..mesh import Mesh
-from ..spec import Model, Run
+from ..spec import Frozen, Lora, Model, Run
+from ..units import parse_count
 from .axes import RUN_AXES, RunAxis
 
 DEFAULT_PRESET = "qwen-27b"
@@ -59,9 +60,14 @@ class RunOptions:
 
     seq: Annotated[str, Option("--seq", metavar="N", help="Sequence length in tokens; 8k is 8192.")] = "8192"
     batch: Annotated[str, Option("--batch", metavar="N", help="Sequences in a micro-batch.")] = "1"
-    dtype: Annotated[str, Option("--dtype", metavar="bf16|fp16|fp32", help="Type of the activations.")] = (
-        "bf16"
-    )
+    dtype: Annotated[
+        str | None,
+        Option("--dtype", metavar="bf16|fp16|fp32", help="Type of the activations (default: the recipe's, or bf16)."),
+    ] = None
+    precision: Annotated[
+        str | None,
+        Option("--precision", metavar="pure|autocast", help="autocast: fp32 weights, products in --dtype."),
+    ] = None
     attention: Annotated[
         str | None,
         Option(
@@ -80,6 +86,10 @@ class RunOptions:
         str,
         Option("--loss", metavar="naive|fused|none", help="Cross-entropy; none ends at the hidden states."),
     ] = "naive"
+    device: Annotated[
+        str,
+        Option("--device", metavar="cpu|cuda", help="Whose dropout masks and LayerNorm statistics are kept."),
+    ] = "cpu"
     checkpoint: Annotated[
         str,
         Option(
@@ -93,6 +103,26 @@ class RunOptions:
     ] = None
     hold_logits: Annotated[
         bool, Option("--hold-logits", help="The caller still holds the logits during backward.")
+    ] = False
+
+    lora_rank: Annotated[
+        str | None, Option("--lora-rank", metavar="N", help="Adapters of that rank; the rest is frozen.")
+    ] = None
+    lora_targets: Annotated[
+        str | None, Option("--lora-targets", metavar="NAMES", help="Their linears: q_proj,v_proj or all-linear.")
+    ] = None
+    lora_save: Annotated[
+        str | None, Option("--lora-save", metavar="NAMES", help="Modules trained in full beside them.")
+    ] = None
+    dora: Annotated[bool, Option("--dora", help="A magnitude for each output of an adapted linear.")] = False
+    freeze: Annotated[
+        str | None, Option("--freeze", metavar="NAMES", help="Parts not trained: embed_tokens, mlp, layers.3, ...")
+    ] = None
+    freeze_layers: Annotated[
+        str | None, Option("--freeze-layers", metavar="N", help="The first N layers are not trained.")
+    ] = None
+    input_require_grads: Annotated[
+        bool, Option("--input-require-grads", help="Embedded tokens get a gradient (enable_input_require_grads).")
     ] = False
 
     dp: Annotated[str | None, Option("--dp", metavar="N", help="Data-parallel ranks.")] = None
@@ -117,10 +147,37 @@ class RunOptions:
         """A run from parsed settings, and what the model decides where none is given."""
         if "attention" not in chosen:
             chosen = {**chosen, "attention": "sdpa" if model.supports_sdpa else "eager"}
+        elif chosen["attention"] == "sdpa" and not model.supports_sdpa:
+            raise InputError(
+                "Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash"
+            )
         degrees = {name: chosen[f"mesh.{name}"] for name in Mesh.__struct_fields__ if f"mesh.{name}" in chosen}
         plain = {name: value for name, value in chosen.items() if "." not in name}
         mesh = Mesh(**degrees, sp=self.sp)  # type: ignore[arg-type]
-        return Run(**plain, mesh=mesh, hold_logits=self.hold_logits)  # type: ignore[arg-type]
+        return Run(
+            **plain,  # type: ignore[arg-type]
+            mesh=mesh,
+            hold_logits=self.hold_logits,
+            adapters=self._adapters(),
+            frozen=self._frozen(),
+            input_require_grads=self.input_require_grads,
+        )
+
+    def _adapters(self) -> Lora | None:
+        """What the options of LoRA say, None where there are none."""
+        if not (self.lora_rank or self.lora_targets or self.lora_save or self.dora):
+            return None
+        default = Lora()
+        return Lora(
+            rank=default.rank if self.lora_rank is None else parse_count(self.lora_rank, "--lora-rank"),
+            targets=_names(self.lora_targets, "--lora-targets") or default.targets,
+            modules_to_save=_names(self.lora_save, "--lora-save"),
+            dora=self.dora,
+        )
+
+    def _frozen(self) -> Frozen:
+        layers = 0 if self.freeze_layers is None else parse_count(self.freeze_layers, "--freeze-layers")
+        return Frozen(first_layers=layers, parts=_names(self.freeze, "--freeze"))
 
     def _text(self, axis: RunAxis) -> str | None:
         text = getattr(self, axis.option)
@@ -138,6 +195,20 @@ class BudgetOptions:
     optimizer: Annotated[
         str | None, Option("--optimizer", metavar="NAME", help="adamw, adamw8bit, adafactor, lion, muon, sgd, …")
     ] = None
+    offload: Annotated[
+        str | None,
+        Option("--offload", metavar="PARTS", help="To host memory: parameters, optimizer, activations."),
+    ] = None
+    reshard: Annotated[
+        str | None,
+        Option("--reshard", metavar="always|default|never", help="When FSDP frees gathered layers in forward."),
+    ] = None
+    replicas: Annotated[
+        str | None, Option("--replicas", metavar="N", help="Groups that each hold all shards (HSDP).")
+    ] = None
+    optimizer_in_backward: Annotated[
+        bool, Option("--optimizer-in-backward", help="Each gradient is stepped on and freed at once.")
+    ] = False
     microbatches: Annotated[
         str | None, Option("--microbatches", metavar="N", help="Micro-batches of an optimizer step.")
     ] = None
@@ -160,7 +231,18 @@ class BudgetOptions:
     @property
     def wanted(self) -> bool:
         """Whether a budget is asked for at all."""
-        return any((self.recipe, self.optimizer, self.microbatches, self.gpu, self.limit))
+        named = (self.recipe, self.optimizer, self.offload, self.reshard, self.replicas, self.microbatches)
+        return any((*named, self.optimizer_in_backward, self.gpu, self.limit))
+
+
+def _names(text: str | None, flag: str) -> tuple[str, ...]:
+    """Names between commas."""
+    if text is None:
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise InputError(f"{text[:64]!r} names nothing between two commas", where=flag, allowed="names, such as q_proj")
+    return names
 
 
 def _only(axis: RunAxis, values: Sequence[object]) -> object:

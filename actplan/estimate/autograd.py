@@ -113,13 +113,14 @@ class Segmented:
     def layer_saved_bytes(self) -> tuple[int, ...]:
         """Of each layer: its own tensors, a table it is the first stored layer to use, or a segment's input."""
         inside = {i for first, last in self.segments for i in range(first, last + 1)}
+        starts = {first for first, _ in self.segments}
         seen: set[str | None] = set()
         sizes = []
         for i, layer in enumerate(self.profile.layers):
-            size = 0 if i in inside else layer.saved_bytes + sum(r.nbytes for r in _unseen(layer, seen))
-            sizes.append(size)
-        for first, _ in self.segments:
-            sizes[first] = self.held_bytes
+            if i not in inside:
+                sizes.append(layer.saved_bytes + _unseen_bytes(layer.shared, seen))
+            else:
+                sizes.append(self.held_bytes + _unseen_bytes(layer.passed, seen) if i in starts else 0)
         kept = self.subject.menus.kept(list(self.keeps.items())) if self.keeps else []
         for i, one in zip(self.keeps, kept, strict=True):
             sizes[i] += one.saved
@@ -223,8 +224,8 @@ def _all_rows(stage: LayerProfile) -> list[SavedTensor]:
     return [*stage.saved, *stage.shared]
 
 
-def _unseen(layer: LayerProfile, seen: set[str | None]) -> list[SavedTensor]:
+def _unseen_bytes(shared: Sequence[SavedTensor], seen: set[str | None]) -> int:
     """The shared tables that no layer before has saved."""
-    rows = [row for row in layer.shared if row.owner not in seen]
+    rows = [row for row in shared if row.owner not in seen]
     seen.update(row.owner for row in rows)
-    return rows
+    return sum(row.nbytes for row in rows)

@@ -26,6 +26,8 @@ def notes(model: Model, run: Run, table: Table, chosen: Segmented) -> tuple[Note
             _better_segmentation(table),
             _kernels(model, run),
             _mask(model, run),
+            _device(model, run, chosen),
+            _positions(model, run),
             _recomputation(model, run),
             _left_out(model),
             _not_modelled(model, run, chosen),
@@ -127,11 +129,43 @@ def _mask(model: Model, run: Run) -> Said:
         )
 
 
+def _device(model: Model, run: Run, chosen: Segmented) -> Said:
+    """Dropout masks and LayerNorm statistics differ between PyTorch's CPU and CUDA kernels."""
+    normed = model.norm.startswith("layer") or any(layer.norm.startswith("layer") for layer in model.layers)
+    if run.device != "cpu" or not (normed or _drops(model)):
+        return
+    on_cuda = segmented(model, replace(run, device="cuda"), run.checkpoint)
+    if on_cuda.saved_bytes != chosen.saved_bytes:
+        yield (
+            "cpu-kernels",
+            f"dropout masks and LayerNorm statistics are counted as PyTorch's CPU kernels keep them, in the model's "
+            f"type; CUDA's keep one byte a value and fp32: --device cuda saves {format_gib(on_cuda.saved_bytes)} GiB "
+            f"in all, not {format_gib(chosen.saved_bytes)}",
+        )
+
+
+def _drops(model: Model) -> bool:
+    """Whether dropout is active anywhere."""
+    rates = [model.embedding.dropout, model.residual.dropout]
+    rates += [layer.mixer.dropout for layer in model.layers if isinstance(layer.mixer, Attention)]
+    return any(rates)
+
+
+def _positions(model: Model, run: Run) -> Said:
+    limit = model.embedding.max_position_embeddings
+    if limit is not None and run.sequence_length > limit:
+        yield (
+            "too-long",
+            f"the model has learned positions for {limit:,} tokens, fewer than {run.sequence_length:,}: PyTorch would "
+            f"stop with an index out of range",
+        )
+
+
 def _recomputation(model: Model, run: Run) -> Said:
     """When running a layer twice does not give the same numbers."""
     if isinstance(run.checkpoint, NoCheckpoint):
         return
-    if any(isinstance(layer.mixer, Attention) and layer.mixer.dropout > 0 for layer in model.layers):
+    if _drops(model):
         yield (
             "recompute-dropout",
             "dropout is active: its random state must be restored for the replay (preserve_rng_state=True, the "

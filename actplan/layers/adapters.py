@@ -1,6 +1,11 @@
-"""LoRA and DoRA around a linear, as peft writes them (peft 0.21: tuners/lora/{layer,bnb,dora,variants}.py)."""
+"""LoRA and DoRA around a linear, as peft writes them.
+
+peft 0.21: tuners/lora/layer.py, bnb.py, dora.py and variants.py.
+"""
 
 from __future__ import annotations
+
+import msgspec
 
 from ..autograd import Tensor
 from ..ops import linear as ops
@@ -17,6 +22,22 @@ DROPOUT, MAGNITUDE = "lora_dropout.default", "lora_magnitude_vector.default"
 ALL_LINEAR = "all-linear"
 
 
+class _Base(msgspec.Struct, frozen=True):
+    """The linear that adapters stand beside."""
+
+    run: Projection
+    path: str
+    out_features: int
+    bias: bool
+
+    def __call__(self, m: Scope, x: Tensor) -> Tensor:
+        return self.run(m, x, self.out_features, self.bias)
+
+    def parameter(self, m: Scope, name: str) -> Tensor:
+        """One that it has made."""
+        return m.tape.parameters[f"{self.path}.{BASE}.{name}"]
+
+
 def is_adapter(path: str) -> bool:
     """Whether a parameter belongs to an adapter."""
     return ".lora_" in path
@@ -29,7 +50,7 @@ def adapted(spec: Lora, base: Projection, *, quantised: bool) -> Projection:
     def project(m: Scope, x: Tensor, out_features: int, bias: bool = False) -> Tensor:
         if not targeted(spec, m.tape.path):
             return base(m, x, out_features, bias)
-        return around(m, x, out_features, bias, spec, base)
+        return around(m, x, _Base(base, m.tape.path, out_features, bias), spec)
 
     return project
 
@@ -43,28 +64,28 @@ def targeted(spec: Lora, path: str) -> bool:
     return ALL_LINEAR in spec.targets or parts[-1] in spec.targets
 
 
-def _around(m: Scope, x: Tensor, out_features: int, bias: bool, spec: Lora, base: Projection) -> Tensor:
+def _around(m: Scope, x: Tensor, base: _Base, spec: Lora) -> Tensor:
     """lora/layer.py, Linear.forward."""
-    result = m.call(BASE, base, x, out_features, bias)
+    result = m.call(BASE, base, x)
     dtype = result.dtype
     x = to(x, spec.dtype or m.dtype)
     if spec.dora:
-        result = _dora(m, x, result, bias, spec)
+        result = _dora(m, x, result, base, spec)
     else:
-        result = add(result, mul_scalar(_low_rank(m, _dropped(m, x, spec), out_features, spec)))
+        result = add(result, mul_scalar(_low_rank(m, _dropped(m, x, spec), base.out_features, spec)))
     return to(result, dtype)
 
 
-def _around_four_bit(m: Scope, x: Tensor, out_features: int, bias: bool, spec: Lora, base: Projection) -> Tensor:
-    """lora/bnb.py, Linear4bit.forward: a copy of the base's output first; autocast decides on types where it is on."""
-    result = clone(m.call(BASE, base, x, out_features, bias))
+def _around_four_bit(m: Scope, x: Tensor, base: _Base, spec: Lora) -> Tensor:
+    """lora/bnb.py, Linear4bit.forward: a copy of the base's output first; types are autocast's where it is on."""
+    result = clone(m.call(BASE, base, x))
     expected, convert = result.dtype, m.tape.autocast is None
     if convert:
         x = to(x, spec.dtype or m.dtype)
     if spec.dora:
-        result = _dora(m, x, result, bias, spec)
+        result = _dora(m, x, result, base, spec)
         return to(result, expected) if convert else result
-    output = mul_scalar(_low_rank(m, _dropped(m, x, spec), out_features, spec))
+    output = mul_scalar(_low_rank(m, _dropped(m, x, spec), base.out_features, spec))
     if convert:
         output = to(output, expected)
     return add(result, output)
@@ -87,50 +108,47 @@ def _matrix(m: Scope, x: Tensor, out_features: int, dtype: DType) -> Tensor:
     return ops.linear(x, m.parameter("weight", out_features, x.shape[-1], dtype=dtype))
 
 
-def _dora(m: Scope, x: Tensor, result: Tensor, bias: bool, spec: Lora) -> Tensor:
+def _dora(m: Scope, x: Tensor, result: Tensor, base: _Base, spec: Lora) -> Tensor:
     """lora/variants.py, DoraLinearVariant.forward: with dropout the base product runs a second time."""
     base_result: Tensor | None = result
     if spec.dropout:
         x = _dropped(m, x, spec)
         base_result = None
-    extra = m.call(MAGNITUDE, _dora_layer, x, base_result, result.shape[-1], bias, spec, m.tape.path)
-    return add(result, extra)
+    return add(result, m.call(MAGNITUDE, _magnitude, x, base_result, base, spec))
 
 
-def _dora_layer(
-    m: Scope, x: Tensor, base_result: Tensor | None, out_features: int, bias: bool, spec: Lora, path: str
-) -> Tensor:
-    """lora/dora.py, DoraLinearLayer.forward: weight and product of the adapters are made in full for the norm of
-    each row of their sum; the base's output is kept for the magnitude's gradient."""
-    outer, m.tape.path = m.tape.path, path
-    lora_weight = to(_product(m, x.shape[-1], out_features, spec), x.dtype)
+def _magnitude(m: Scope, x: Tensor, base_result: Tensor | None, base: _Base, spec: Lora) -> Tensor:
+    """lora/dora.py, DoraLinearLayer.forward: the product of the adapters is made in full, as their forward on an
+    identity matrix whose graph lives as long as this call, for the norm of each row of weight and product; the
+    base's output is kept for the magnitude's gradient."""
+    outer, m.tape.path = m.tape.path, base.path
+    lora_weight = to(_product(m, x.shape[-1], base.out_features, spec), x.dtype)
     m.tape.path = outer
-    magnitude = m.parameter("weight", out_features, dtype=spec.dtype or m.dtype)
-    weight = _base_weight(m, f"{path}.{BASE}", x.dtype)
+    magnitude = m.parameter("weight", base.out_features, dtype=spec.dtype or m.dtype)
+    weight = _dequantised(base.parameter(m, "weight"), x.dtype)
     norm = _weight_norm(weight, lora_weight.alias())
     scale = view(div(magnitude, norm), 1, -1)
-    m.tape.path = path
-    lora_result = _low_rank(m, x, out_features, spec)
+    m.tape.path = base.path
+    lora_result = _low_rank(m, x, base.out_features, spec)
     m.tape.path = outer
     if base_result is None:
         base_result = ops.linear(x, weight)
-    elif bias:
-        base_result = sub(base_result, m.tape.parameters[f"{path}.{BASE}.bias"])
+    elif base.bias:
+        base_result = sub(base_result, base.parameter(m, "bias"))
     return add(mul(add_scalar(scale), base_result), mul_scalar(mul(scale, lora_result)))
 
 
 def _product(m: Scope, in_features: int, out_features: int, spec: Lora) -> Tensor:
-    """get_lora_weight: B · A as the forward of both on an identity matrix."""
+    """get_lora_weight."""
     eye = m.tape.empty((in_features, in_features), spec.dtype or m.dtype, "eye")
     return transpose(_low_rank(m, eye, out_features, spec), 0, 1)
 
 
-def _base_weight(m: Scope, path: str, dtype: DType) -> Tensor:
-    """dequantize_module_weight and a cast."""
-    stored = m.tape.parameters[f"{path}.weight"]
-    if stored.storage.nbytes < 2 * stored.numel:
-        stored = m.tape.empty(stored.shape, stored.dtype, "dequantize_4bit")
-    return to(stored, dtype)
+def _dequantised(weight: Tensor, dtype: DType) -> Tensor:
+    """peft/utils/integrations.py, dequantize_module_weight, and a cast."""
+    if weight.storage.nbytes < weight.numel * weight.dtype.itemsize:
+        weight = weight.tape.empty(weight.shape, weight.dtype, "dequantize_4bit")
+    return to(weight, dtype)
 
 
 def _weight_norm(weight: Tensor, lora_weight: Tensor) -> Tensor:

@@ -158,6 +158,22 @@ def _parallel_in_place(
     return output
 
 
+def _pre_norm_returned(
+    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
+) -> Tensor:
+    """models/bamba/modeling_bamba.py, BambaDecoderLayer: the probabilities are handed to the model's loop."""
+    residual = hidden
+    hidden = m.call("input_layernorm", norm, hidden, spec.norm)
+    hidden, weights = mixer(m, hidden, spec, tables, mask)
+    hidden = add(residual, hidden)
+    residual = hidden
+    hidden = m.call("post_attention_layernorm", norm, hidden, spec.norm)
+    hidden, _ = feed_forward(m, hidden, spec)
+    hidden = add(residual, hidden)
+    m.held = weights
+    return hidden
+
+
 def _mixer_only(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """models/mamba2/modeling_mamba2.py, Mamba2Block."""
     residual = hidden
@@ -179,6 +195,7 @@ _RESIDUALS: dict[str, Callable[[Scope, Tensor, Layer, Tables | None, Tensor | No
     "parallel": _parallel,
     "parallel_two_norms": _parallel_two_norms,
     "mixer_only": _mixer_only,
+    "pre_norm_returned": _pre_norm_returned,
     "parallel_in_place": _parallel_in_place,
     "parallel_in_place_two_norms": _parallel_in_place,
 }

@@ -21,7 +21,7 @@ def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
     channels = 2 * key_width + value_width
     conv_weight = m.call("conv1d", _conv_weight, channels, spec.conv_kernel_size)
 
-    mixed_qkv, z, b, a, projections, parts = (fused if spec.fused_projections else separate)(m, x, spec)
+    mixed_qkv, z, b, a, _projections, parts = (fused if spec.fused_projections else separate)(m, x, spec)
     mixed_qkv = m.kernels.causal_conv(mixed_qkv, squeeze(conv_weight, 1))
     mixed_qkv = transpose(mixed_qkv, 1, 2)
     query, key, value = split(mixed_qkv, [key_width, key_width, value_width], -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from ..autograd import Tensor
 from ..ops.casts import to
 from ..ops.four_bit import matmul_4bit
@@ -11,11 +13,11 @@ from .scope import Projection, Scope
 
 
 def four_bit_linear(spec: FourBit, dtype: DType) -> Projection:
-    """`bnb.nn.Linear4bit` that computes in `dtype` (bitsandbytes/nn/modules.py, Linear4bit.forward, 0.50.2)."""
+    """`bnb.nn.Linear4bit` that computes in `dtype` (bitsandbytes/nn/modules.py, 0.50.2)."""
 
     def linear4bit(m: Scope, x: Tensor, out_features: int, bias: bool = False) -> Tensor:
-        path = f"{m.tape.path}.weight"
-        weight = m.tape.quantised(path, (out_features, x.shape[-1]), dtype, stored_bytes(spec, out_features * x.shape[-1]))
+        shape = (out_features, x.shape[-1])
+        weight = m.tape.quantised(f"{m.tape.path}.weight", shape, dtype, stored_bytes(spec, prod(shape)))
         offset = m.parameter("bias", out_features, dtype=dtype) if bias else None
         given = x.dtype
         x = to(x, dtype)
@@ -25,8 +27,8 @@ def four_bit_linear(spec: FourBit, dtype: DType) -> Projection:
 
 
 def stored_bytes(spec: FourBit, numel: int) -> int:
-    """Packed weights and their scales (bitsandbytes/functional.py, quantize_4bit): with `nested` one byte a scale
-    and an fp32 number for each 256 of them, a table of 256 and an offset."""
+    """Packed weights, their scales and a table of 16 (bitsandbytes/functional.py, quantize_4bit): with `nested` one
+    byte a scale, an fp32 number for each 256 of them, a table of 256 and an offset."""
     blocks = -(-numel // spec.block_size)
     scales = 4 * blocks if not spec.nested else blocks + 4 * -(-blocks // 256) + 4 * 256 + 4
     return -(-numel // 2) + scales + 4 * 16

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Protocol
 
 from ..autograd import Tensor
-from ..errors import InputError
 from ..ops import attention as attn
 from ..ops import deltanet, norm, rope, rope_pairs, sinks
 from ..ops.layer_norm import layer_norm_fp32
@@ -104,8 +103,6 @@ _ROTATIONS: dict[str, Rotate] = {
 
 def kernels(model: Model, run: Run) -> Kernels:
     """The kernels of a run."""
-    if run.attention == "sdpa" and not model.supports_sdpa:
-        raise InputError("Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash")
     chosen = replace(_HF, attention=_ATTENTION.get(run.attention, _HF.attention))
     if run.attention == "sdpa" and run.residual_dtype is not run.dtype and run.precision == "pure":
         # torch's flash kernel takes no fp32 (ATen/native/transformers/cuda/sdp_utils.cpp, check_dtypes)

@@ -66,6 +66,7 @@ def bamba(config: Config) -> Fields:
         **trunk(config),
         **layers(["full_attention" if i in attends else "mamba2" for i in range(count)]),
         "rope": {"fraction": 0.5},
+        "residual": {"type": "pre_norm_returned"},
         "naming": "bamba",
         "attention": {
             **attention(config, key_value_heads=8, head_dim=derived_head_dim(config)),

@@ -1,8 +1,8 @@
 """Changes of element type: `.to(dtype)`, and those that `torch.autocast` slips in before an op.
 
-CUDA's lists in aten/src/ATen/autocast_mode.h of PyTorch 2.13: matrix products, convolutions and sdpa take the low
-type (AT_FORALL_LOWER_PRECISION_FP); exponentials, powers, norms and losses take fp32 (AT_FORALL_FP32); softmax and
-sums make fp32 of what they read (AT_FORALL_FP32_SET_OPT_DTYPE); every other op promotes as it always does.
+CUDA's lists in aten/src/ATen/autocast_mode.h of PyTorch 2.13: matrix products, convolutions and sdpa take the
+low type (AT_FORALL_LOWER_PRECISION_FP); exponentials, powers, norms and losses take fp32 (AT_FORALL_FP32); softmax
+and sums make fp32 of what they read (AT_FORALL_FP32_SET_OPT_DTYPE); every other op promotes as it always does.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ def to(x: Tensor, dtype: DType, *, contiguous: bool = False) -> Tensor:
 
 
 def lower(x: Tensor) -> Tensor:
-    """`x` as an op of the low-precision list takes it; the copy of an fp32 leaf that is trained is made once and
-    remembered until autocast exits (autocast_mode.cpp, cached_cast), any other copy is made anew at each use."""
+    """`x` as an op of the low-precision list takes it.
+
+    The copy of an fp32 leaf that is trained is made once and remembered until autocast exits (autocast_mode.cpp,
+    cached_cast), any other copy is made anew at each use.
+    """
     tape, dtype = x.tape, x.tape.autocast
     if dtype is None or x.dtype is dtype or not x.dtype.is_floating_point:
         return x
@@ -62,8 +65,11 @@ def lowered(first: Tensor, second: Tensor, third: Tensor | None, /) -> tuple[Ten
 
 
 def lowered(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The arguments of an op of the low-precision list. The last is cast first: autocast casts in the arguments of a
-    C++ call, which GCC evaluates from the right, and so backward meets the casts from the left."""
+    """The arguments of an op of the low-precision list.
+
+    The last is cast first: autocast casts in the arguments of a C++ call (autocast_mode.h, WrapFunction_), which GCC
+    evaluates from the right, and so backward meets the casts from the left.
+    """
     return tuple([None if x is None else lower(x) for x in reversed(tensors)][::-1])
 
 

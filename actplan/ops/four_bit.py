@@ -16,14 +16,13 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def matmul_4bit(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`bnb.matmul_4bit` for many rows: the weight is dequantised for the product, and once more in backward. Keeps
-    nothing: the quantised weight is a parameter (backends/cuda/ops.py, which has a fused kernel for few rows)."""
-    rows = x.numel // x.shape[-1]
-    out_features, in_features = weight.shape
+    """`bnb.matmul_4bit` for many rows: the weight is dequantised for the product, and once more in backward.
+
+    Keeps nothing: the quantised weight is a parameter (backends/cuda/ops.py, which has a fused kernel for few rows).
+    """
+    shape, flops = (*x.shape[:-1], weight.shape[0]), 2 * x.numel * weight.shape[0]
     dequantised = new(x, weight.shape, op="dequantize_4bit")
-    out = x.tape.output(
-        (*x.shape[:-1], out_features), x.dtype, "linear", family="matmul", flops=2 * rows * out_features * in_features
-    )
+    out = x.tape.output(shape, x.dtype, "linear", family="matmul", flops=flops)
     del dequantised
     inputs = (x,) if bias is None else (x, bias)
     node = custom("MatMul4Bit", _backward, inputs, (), [out])

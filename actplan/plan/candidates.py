@@ -35,12 +35,14 @@ PER_OP = frozenset({"any", "torch", "torchtitan"})
 """What can keep single outputs of a layer."""
 PER_OP_BY_DEFAULT = frozenset({"any", "torchtitan"})
 LISTED = frozenset({"torchtitan", "megatron"})
-PER_OP_LABELS = 500
+PER_OP_LABELS = 400
 """Labels a stage with per-op choices, where the sets are too many to keep whole."""
 FEWEST_LABELS = 8
 TRAFFIC_BITS = 32
 """Costs are FLOPs first and, among equals, MiB that are rebuilt: one integer, the latter below these bits."""
 TRAFFIC_UNIT = 20
+UNIFORM = (Selective(("attention",)), Selective(("attention", "matmul")))
+"""One setting for all layers, by what an op is: torchtitan's per-op selection is between the two."""
 Optimality = Literal["proven", "heuristic"]
 
 
@@ -110,14 +112,18 @@ class Candidates:
         yield EveryLayer()
         yield from (Explicit(tuple((i, i) for i in range(k - 1, n, k))) for k in range(2, n + 1))
         if self.per_op:
-            yield from (Selective(("attention",)), Selective(("attention", "matmul")))
+            yield from UNIFORM
 
     def _solved(self) -> Iterator[Point]:
-        for chain, solved in self._cases(menus=self.per_op):
-            suffixes = solved(PER_OP_LABELS if self.per_op else None)
-            if not suffixes.exact or self._lingers:
-                self.optimality = "heuristic"
-            yield from self._read(chain, suffixes)
+        """Whole layers, to the optimum; then, where asked for, single outputs as well."""
+        for menus in (False, True) if self.per_op else (False,):
+            for chain, solved in self._cases(menus=menus):
+                suffixes = solved(PER_OP_LABELS if menus else None)
+                if not suffixes.exact or self._lingers:
+                    self.optimality = "heuristic"
+                yield from self._read(chain, suffixes)
+        if self.per_op:
+            yield from (self._given(policy) for policy in UNIFORM)
 
     @property
     def _lingers(self) -> bool:
@@ -222,7 +228,7 @@ def named_policies(candidates: Candidates) -> Iterator[Policy]:
     if only not in LISTED:
         yield from (OneIn(k) for k in range(2, n + 1))
     if candidates.per_op:
-        yield from (Selective(("attention",)), Selective(("attention", "matmul")))
+        yield from UNIFORM
 
 
 def _builder(

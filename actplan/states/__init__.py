@@ -13,7 +13,7 @@ from ..mesh import Mesh
 from ..optimizers import Stepped
 from ..profile import ModelProfile
 from ..recipes import Quantisation, Recipe
-from ..sharding import Fsdp, MegatronDdp, Zero
+from ..sharding import Ddp, Fsdp, MegatronDdp, Zero
 from ..units import FP32
 from .buffers import communication, pipeline_buffers
 from .quantised import is_quantised
@@ -134,7 +134,7 @@ def _rest_itemsize(piece: Piece, base: Quantisation | None) -> int:
 
 def _gradients(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line]:
     sizes = [p.gradient * _gradient_itemsize(p, recipe) for p in held]
-    if recipe.offload.parameters:
+    if gradients_on_host(recipe):
         return []  # each is copied to the host as soon as it is reduced
     if recipe.optimizer_in_backward:
         reason = "one gradient at a time: each is stepped on and freed in its accumulation hook"
@@ -167,6 +167,14 @@ def _gradients(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line
     return lines
 
 
+def gradients_on_host(recipe: Recipe) -> bool:
+    """Whether gradients leave the device: FSDP's go where the parameters are (CPUOffloadPolicy), DeepSpeed's where
+    the optimizer is (zero/stage_1_and_2.py and stage3.py: `cpu_offload`, `offload_optimizer`)."""
+    if isinstance(recipe.sharding, Zero):
+        return recipe.offload.optimizer and recipe.sharding.stage > 0
+    return recipe.offload.parameters
+
+
 def gradient_bytes(unit: Unit, recipe: Recipe, mesh: Mesh) -> int:
     """What one unit's gradients add on this rank when its backward has run."""
     return sum(piece.gradient * _gradient_itemsize(piece, recipe) for piece in pieces(unit, recipe, mesh))
@@ -175,6 +183,8 @@ def gradient_bytes(unit: Unit, recipe: Recipe, mesh: Mesh) -> int:
 def _gradient_itemsize(piece: Piece, recipe: Recipe) -> int:
     if isinstance(recipe.sharding, Fsdp) or recipe.buffered:
         return recipe.gradients.itemsize
+    if recipe.frozen is not None and isinstance(recipe.sharding, Ddp):
+        return piece.stored.itemsize
     return (
         max(recipe.gradients.itemsize, FP32.itemsize) if piece.stored == FP32 else recipe.gradients.itemsize
     )
@@ -218,13 +228,16 @@ def _host_bytes(held: Sequence[Piece], recipe: Recipe) -> int:
     """What offloading moves to this rank's host memory, without pinned staging buffers."""
     total = 0
     if recipe.offload.parameters:
-        total += sum(p.weight_bytes for p in held) + sum(p.gradient for p in held) * recipe.gradients.itemsize
+        total += sum(p.weight_bytes for p in held)
+    if gradients_on_host(recipe) and not isinstance(recipe.sharding, Zero):
+        total += sum(p.gradient for p in held) * recipe.gradients.itemsize
     if recipe.offload.optimizer:
         tensors = _stepped(held, recipe)
         total += recipe.optimizer.state_bytes(tensors) + recipe.optimizer.paged_bytes(tensors)
         if recipe.master is not None:
             total += sum(p.stepped for p in held if p.stored != recipe.master) * recipe.master.itemsize
-        total += sum(p.stepped for p in held) * FP32.itemsize  # fp32 gradients of the CPU optimizer
+        if isinstance(recipe.sharding, Zero) or not recipe.offload.parameters:
+            total += sum(p.stepped for p in held) * FP32.itemsize  # fp32 gradients of the CPU optimizer
     return total
 
 
@@ -240,6 +253,7 @@ __all__ = [
     "Unit",
     "chunk_layers",
     "gradient_bytes",
+    "gradients_on_host",
     "padded",
     "stage_chunks",
     "states",

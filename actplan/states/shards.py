@@ -9,7 +9,7 @@ from math import lcm, prod
 from ..mesh import Mesh
 from ..profile import Parameter
 from ..recipes import Recipe
-from ..sharding import Fsdp, MegatronDdp, Zero, shard_divisors
+from ..sharding import Ddp, Fsdp, MegatronDdp, Zero, shard_divisors
 from ..units import FP32, DType
 from .units import TIED_COPY, Unit
 
@@ -39,7 +39,9 @@ def stored_dtype(parameter: Parameter, recipe: Recipe) -> DType:
     if parameter.dtype == FP32:
         return FP32
     if parameter.trainable:
-        return recipe.weights
+        # adapters and the modules trained beside them keep the types they are made in, unless a framework shards them
+        own = recipe.frozen is not None and isinstance(recipe.sharding, Ddp)
+        return parameter.dtype if own else recipe.weights
     return recipe.frozen or recipe.weights
 
 

@@ -60,9 +60,7 @@ def build_python(source: Any, options: TraceOptions) -> Built:
     with RealSchedules():
         made = function(**_accepted(function, options))
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], torch.nn.Module):
-        raise InputError(
-            "the function must return (nn.Module, inputs) or (nn.Module, inputs, loss)", where=str(source)
-        )
+        raise InputError("the function must return (nn.Module, inputs) or (nn.Module, inputs, loss)", where=str(source))
     model, inputs, loss = made[0], made[1], made[2] if len(made) == 3 else None
     model.train()
 
@@ -96,9 +94,7 @@ def _import(source: str) -> Any:
         raise InputError(
             f"{module_name} has no function {attribute!r}",
             where="--python",
-            choices=[
-                name for name, value in vars(module).items() if callable(value) and not name.startswith("_")
-            ],
+            choices=[name for name, value in vars(module).items() if callable(value) and not name.startswith("_")],
             got=attribute,
         )
     return getattr(module, attribute)
@@ -161,9 +157,7 @@ def build_transformers(source: Any, options: TraceOptions) -> Built:
 
 def resized(built: Built, options: TraceOptions) -> Built:
     """The same model with inputs of another size."""
-    again = Built(
-        built.name, built.model, built.forward, built.model_type, built.config, built.loss, built.notes
-    )
+    again = Built(built.name, built.model, built.forward, built.model_type, built.config, built.loss, built.notes)
     again.forward = _runner(again, options)
     return again
 

@@ -217,9 +217,7 @@ def _stages(samples: dict[Point, TraceResult], chosen: dict[str, Place], shared:
     if not samples:
         return {}
     points, traces = list(samples), list(samples.values())
-    return {
-        label: fit_stage(traces, points, place.index, place.role, shared) for label, place in chosen.items()
-    }
+    return {label: fit_stage(traces, points, place.index, place.role, shared) for label, place in chosen.items()}
 
 
 def _run_words(model: _Source) -> dict[str, str]:

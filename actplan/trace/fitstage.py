@@ -13,9 +13,7 @@ from .result import Event, SavedTensor, StageRecord, TraceResult
 Shared = dict[tuple[int, int], str]
 
 
-def fit_stage(
-    samples: Sequence[TraceResult], points: Sequence[Point], index: int, role: str, shared: Shared
-) -> Stage:
+def fit_stage(samples: Sequence[TraceResult], points: Sequence[Point], index: int, role: str, shared: Shared) -> Stage:
     """Fit the stage at `index` of every sample."""
     records = [sample.stages[index] for sample in samples]
     hints = tuple(dict.fromkeys(h for sample in samples for h in sample.hints.values()))
@@ -50,8 +48,7 @@ def _probe(stage: Stage) -> list[object]:
     found: list[object] = []
     for seq in (64, 1001, 8192, 1 << 20):
         found += [
-            parse(t).at(1, seq)
-            for t in (stage.kept_bytes, stage.held_bytes, stage.input_bytes, stage.output_bytes)
+            parse(t).at(1, seq) for t in (stage.kept_bytes, stage.held_bytes, stage.input_bytes, stage.output_bytes)
         ]
         for several in (stage.forward_transients, stage.backward_transients):
             found.append(max((parse(t).at(1, seq) for t in several), default=0))
@@ -153,9 +150,7 @@ def _rows(samples: Sequence[TraceResult], fit: _Fitter, index: int, prefix: str,
 
 def _saved_at(sample: TraceResult, index: int, shared: Shared, layer: bool) -> list[SavedTensor]:
     """First saved here, and what is shared with other layers whoever saved it first."""
-    return [
-        t for t in sample.saved if (index in t.user_marks if layer and t.birth in shared else t.mark == index)
-    ]
+    return [t for t in sample.saved if (index in t.user_marks if layer and t.birth in shared else t.mark == index)]
 
 
 Groups = list[tuple[list[SavedTensor], list[int]]]
@@ -186,9 +181,7 @@ def _by_kind(lists: list[list[SavedTensor]]) -> Groups:
     return groups
 
 
-def _row(
-    members: Sequence[SavedTensor], counts: Sequence[int], fit: _Fitter, prefix: str, shared: Shared
-) -> Row:
+def _row(members: Sequence[SavedTensor], counts: Sequence[int], fit: _Fitter, prefix: str, shared: Shared) -> Row:
     first = members[0]
     dims = fit.shape([t.shape for t in members])
     if dims is None:

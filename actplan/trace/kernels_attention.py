@@ -91,7 +91,7 @@ class EfficientAttention(torch.autograd.Function):  # type: ignore[misc]
         return dq, dk, dv, bias.new_empty(bias.shape) if ctx.needs_input_grad[3] else None
 
 
-def scaled_dot_product_attention(  # noqa: PLR0917 (PyTorch's signature)
+def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -128,7 +128,7 @@ def _lifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_c
     return out.reshape(*lead, *out.shape[-2:])
 
 
-def flash_attention_forward(  # noqa: PLR0917 (Transformers' signature)
+def flash_attention_forward(
     module: Any,
     query: Tensor,
     key: Tensor,

@@ -131,16 +131,12 @@ def gated_mlp(module: Any, x: Tensor) -> Tensor:
     return module.down_proj(LigerGatedProduct.apply(module.gate_proj(x), module.up_proj(x)))
 
 
-def rotary(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Takes the place of `apply_rotary_pos_emb`."""
     out: tuple[Tensor, Tensor] = LigerRope.apply(q, k, cos, sin)
     return out
 
 
-def fused_linear_cross_entropy(
-    x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
-) -> Tensor:
+def fused_linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
     """`LigerFusedLinearCrossEntropyLoss` on flattened hidden states."""
     return LigerFusedLinearCrossEntropy.apply(x, weight, target, bias)

@@ -22,12 +22,8 @@ class ChunkGatedDeltaRule(torch.autograd.Function):  # type: ignore[misc]
     and A."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917 (fla's signature)
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, normalise: bool
-    ) -> Tensor:
-        guarded = tuple(
-            x.contiguous() for x in (q, k, v, g, beta)
-        )  # `input_guard` holds its copies to the end
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, normalise: bool) -> Tensor:
+        guarded = tuple(x.contiguous() for x in (q, k, v, g, beta))  # `input_guard` holds its copies to the end
         q, k, v, g, beta = guarded
         q_rstd = k_rstd = None
         if normalise:
@@ -51,9 +47,7 @@ class ChunkGatedDeltaRule(torch.autograd.Function):  # type: ignore[misc]
         dv_local = u.new_empty(u.shape)
         dh, dv = h.new_empty(h.shape), u.new_empty(u.shape)
         del dv_local
-        dq_heads, dk_heads = (
-            k.new_empty((batch, rows, heads_v, width), dtype=torch.float32) for _ in range(2)
-        )
+        dq_heads, dk_heads = (k.new_empty((batch, rows, heads_v, width), dtype=torch.float32) for _ in range(2))
         dw = w.new_empty(w.shape)
         del w, u, h, v_new, dh, dv, dw
         add_flops(2 * _delta_flops(k, v))
@@ -86,7 +80,7 @@ def _delta_flops(k: Tensor, v: Tensor) -> int:
     return int(tokens_heads * (6 * width * width_v + 2 * CHUNK * (3 * width + 2 * width_v)))
 
 
-def chunk_gated_delta_rule(  # noqa: PLR0917 (fla's signature)
+def chunk_gated_delta_rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,

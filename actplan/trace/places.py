@@ -1,4 +1,4 @@
-"""Where a model's kinds of stage are: which traced place stands for each, and the pattern of the whole model."""
+"""Which traced place of a model stands for each kind of stage, and the pattern of the whole model."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def representatives(sample: TraceResult, places: list[Place], shared: Shared) ->
     chosen: dict[str, Place] = {}
     for label, members in groups.items():
         inner = members[1:-1] or members[1:] or members
-        middle = next(
-            (p for p in inner if p.index + 1 < len(places) and places[p.index + 1].role == "layer"), inner[0]
-        )
+        middle = next((p for p in inner if p.index + 1 < len(places) and places[p.index + 1].role == "layer"), inner[0])
         chosen[label] = middle
         for place in members:
             if (

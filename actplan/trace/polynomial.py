@@ -86,9 +86,7 @@ def fit_sum(values: Sequence[int], points: Sequence[Point]) -> Poly | None:
 
 
 @lru_cache(maxsize=8192)
-def _fit(
-    values: tuple[int, ...], points: tuple[Point, ...], hints: tuple[int, ...], terms: int
-) -> Poly | None:
+def _fit(values: tuple[int, ...], points: tuple[Point, ...], hints: tuple[int, ...], terms: int) -> Poly | None:
     if all(v == 0 for v in values):
         return {}
     singles: list[tuple[tuple[str, ...], ...]] = [(m,) for m in _PLAIN]
@@ -114,9 +112,7 @@ def _rounded(hints: tuple[int, ...]) -> list[tuple[str, ...]]:
     return found
 
 
-def _solve(
-    chosen: tuple[tuple[str, ...], ...], values: Sequence[int], points: Sequence[Point]
-) -> Poly | None:
+def _solve(chosen: tuple[tuple[str, ...], ...], values: Sequence[int], points: Sequence[Point]) -> Poly | None:
     """Whole coefficients of these products that meet every sample, or None."""
     rows = [[_monomial(m, p) for m in chosen] for p in points]
     if len(chosen) == 1:
@@ -128,9 +124,7 @@ def _solve(
         exact = _whole_solution(rows, values)
     if exact is None or 0 in exact:
         return None
-    if any(
-        sum(c * x for c, x in zip(exact, row, strict=True)) != v for row, v in zip(rows, values, strict=True)
-    ):
+    if any(sum(c * x for c, x in zip(exact, row, strict=True)) != v for row, v in zip(rows, values, strict=True)):
         return None
     return dict(zip(chosen, exact, strict=True))
 

@@ -285,9 +285,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _follow_backward(self) -> None:
         node = torch._C._current_autograd_node()
         sequence = node._sequence_nr() if node is not None else None
-        if (
-            sequence is None or sequence > 1 << 62
-        ):  # an accumulation into a parameter belongs where it happens
+        if sequence is None or sequence > 1 << 62:  # an accumulation into a parameter belongs where it happens
             return
         stage = max(bisect_right(self._mark_sequences, sequence) - 1, 0)
         if not self.turns or stage != self._stage:

@@ -108,18 +108,14 @@ def _hooks(model: Any, recorder: Recorder, built: build.Built) -> list[Any]:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     handles: list[Any] = []
     for path, module in model.named_modules():
-        handles += _module_hooks(
-            path, module, recorder, layer=path in layers, last=path in last, head=module is head
-        )
+        handles += _module_hooks(path, module, recorder, layer=path in layers, last=path in last, head=module is head)
     for parameter in model.parameters():
         if parameter.requires_grad:
             handles.append(parameter.register_post_accumulate_grad_hook(recorder.adopt_gradient))
     return handles
 
 
-def _module_hooks(
-    path: str, module: Any, recorder: Recorder, *, layer: bool, last: bool, head: bool
-) -> list[Any]:
+def _module_hooks(path: str, module: Any, recorder: Recorder, *, layer: bool, last: bool, head: bool) -> list[Any]:
     def enter(_: Any, args: Any, kwargs: Any) -> None:
         if layer or head:
             recorder.mark(path if layer else "head", first_tensor(args, kwargs))

@@ -60,9 +60,7 @@ def read_snapshot(path: str | Path, device: int | None = None) -> SnapshotPeaks:
     if device is None and found:
         return max(found.values(), key=lambda p: (p.reserved_bytes, p.events, -p.device))
     if device not in found:
-        raise InputError(
-            f"no device {device} in the snapshot", where=str(path), choices=[str(d) for d in found]
-        )
+        raise InputError(f"no device {device} in the snapshot", where=str(path), choices=[str(d) for d in found])
     return found[device]
 
 

@@ -43,13 +43,10 @@ def layer_signature(layer: Any) -> tuple[Any, ...]:
         plain = tuple(
             (key, value)
             for key, value in sorted(vars(module).items())
-            if isinstance(value, (bool, int, float, str))
-            and not key.startswith("_")
-            and key not in _LAYER_NUMBERS
+            if isinstance(value, (bool, int, float, str)) and not key.startswith("_") and key not in _LAYER_NUMBERS
         )
         shapes = tuple(
-            (key, tuple(p.shape), str(p.dtype), p.requires_grad)
-            for key, p in module.named_parameters(recurse=False)
+            (key, tuple(p.shape), str(p.dtype), p.requires_grad) for key, p in module.named_parameters(recurse=False)
         )
         rows.append((name, type(module).__name__, plain, shapes))
     return tuple(rows)

@@ -97,9 +97,7 @@ def _saved(
         released=released,
         mark=packed.mark,
         user_marks=tuple(dict.fromkeys(p.mark for p in users)),
-        birth=(mark, packed.block - _first_block(recorder, mark))
-        if packed.block is not None
-        else (-1, packed.key),
+        birth=(mark, packed.block - _first_block(recorder, mark)) if packed.block is not None else (-1, packed.key),
         boundary=packed.block is not None and any(m.tensor == packed.block for m in recorder.marks),
     )
 
@@ -146,9 +144,7 @@ def stage_records(recorder: Recorder, model: Any) -> tuple[StageRecord, ...]:
         out = recorder.marks[i + 1].tensor if i + 1 < len(recorder.marks) else None
         kept, held = _kept(recorder.blocks, end, recorder.end_index, out)
         cut = _Cut(mark, end, out, kept, held, before)
-        records.append(
-            _record(recorder, cut, live, turns.get(i, []), kind=kinds.get(mark.name, mark.name), i=i)
-        )
+        records.append(_record(recorder, cut, live, turns.get(i, []), kind=kinds.get(mark.name, mark.name), i=i))
         before = kept
     return tuple(records)
 

@@ -135,7 +135,7 @@ def in_process(model_type: str, limit_s: float = 6 * LIMIT_S) -> dict[str, Any]:
     theirs.close()
     try:
         found: dict[str, Any] = (
-            ours.recv() if ours.poll(limit_s) else {"status": "no ledger", "reason": "too slow"}
+            ours.recv() if ours.poll(limit_s) else {"status": "no ledger", "reason": f"more than {limit_s:.0f} s"}
         )
     except EOFError:
         found = {"status": "no ledger", "reason": f"more than {LIMIT_S} s of one core"}
@@ -149,10 +149,7 @@ def model_types() -> dict[str, str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return {
-        name: "text" if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else "other"
-        for name in CONFIG_MAPPING_NAMES
-    }
+    return {name: "text" if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else "other" for name in CONFIG_MAPPING_NAMES}
 
 
 def main(arguments: list[str]) -> None:

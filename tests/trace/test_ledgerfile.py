@@ -159,9 +159,7 @@ POINTS = [(b, t) for t in (1001, 2057, 4105) for b in (2, 3)]
 
 @given(
     coefficients=st.lists(st.integers(1, 1 << 40), min_size=1, max_size=2),
-    factors=st.lists(
-        st.sampled_from([(), ("T",), ("B", "T"), ("B", "T", "T")]), min_size=2, max_size=2, unique=True
-    ),
+    factors=st.lists(st.sampled_from([(), ("T",), ("B", "T"), ("B", "T", "T")]), min_size=2, max_size=2, unique=True),
 )
 def test_a_fit_finds_what_made_the_samples(coefficients: list[int], factors: list[tuple[str, ...]]) -> None:
     poly = dict(zip(factors, coefficients, strict=False))
@@ -170,9 +168,7 @@ def test_a_fit_finds_what_made_the_samples(coefficients: list[int], factors: lis
     assert parse(text(poly)).at(3, 777) == value(poly, (3, 777))
 
 
-@pytest.mark.parametrize(
-    "made", ["T + 3", "B*T + B", "ceil(T/64)", "64*ceil(T/64)", "128*ceil(T/128)", "16*B", "7"]
-)
+@pytest.mark.parametrize("made", ["T + 3", "B*T + B", "ceil(T/64)", "64*ceil(T/64)", "128*ceil(T/128)", "16*B", "7"])
 def test_dimensions(made: str) -> None:
     found = fit_size([parse(made).at(*p) for p in POINTS], POINTS)
     assert found is not None

@@ -39,9 +39,7 @@ def _rows(result: Any) -> Counter[tuple[Any, ...]]:
 def test_two_lengths_predict_a_third(name: str, tmp_path: Any) -> None:
     config, options, (batch, seq) = CASES[name]
     path = str(cases.CONFIGS / config)
-    fitted = fit_ledger(
-        path, options, lengths=(1001, 2057), batches=(1, 2, 3) if batch > 1 else (1, 2), check=[]
-    )
+    fitted = fit_ledger(path, options, lengths=(1001, 2057), batches=(1, 2, 3) if batch > 1 else (1, 2), check=[])
     write_ledger(fitted, tmp_path / "ledger.yaml")
     ledger = load_ledger(tmp_path / "ledger.yaml")
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.yaml"]
@@ -72,9 +70,7 @@ def test_checkpointed_layers_follow_from_the_chain() -> None:
     """SCHEDULING.md's model on the ledger's numbers meets a traced run with every layer checkpointed."""
     config = str(cases.CONFIGS / "llama-3.2-1b.json")
     options = TraceOptions(attention="flash", loss="none", num_layers=5)
-    stages = (
-        fit_ledger(config, options, lengths=(1001, 2057), batches=(1,), check=[]).evaluate(1, 4096).stages
-    )
+    stages = fit_ledger(config, options, lengths=(1001, 2057), batches=(1,), check=[]).evaluate(1, 4096).stages
     kept = peak = 0
     for stage in stages:
         inside = kept + stage.x + stage.s + stage.x_out

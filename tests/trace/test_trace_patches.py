@@ -102,8 +102,6 @@ def test_dropout_and_layer_norm_as_on_a_gpu() -> None:
     from actplan.trace import trace_model
 
     gpt2 = str(cases.CONFIGS / "gpt2.json")
-    cpu, cuda = (
-        trace_model(gpt2, _options(attention="flash", native=n, loss="none")) for n in ("cpu", "cuda")
-    )
+    cpu, cuda = (trace_model(gpt2, _options(attention="flash", native=n, loss="none")) for n in ("cpu", "cuda"))
     tokens, width, dropouts, norms = 256, 768, 5, 5
     assert cpu.saved_bytes - cuda.saved_bytes == tokens * (width * dropouts - 2 * 2 * norms)

@@ -36,9 +36,7 @@ def test_module_and_inputs() -> None:
 
 
 def test_module_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = (
-        "import torch\ndef make(batch, seq):\n    return torch.nn.Linear(8, 8), torch.zeros(batch, seq, 8)\n"
-    )
+    source = "import torch\ndef make(batch, seq):\n    return torch.nn.Linear(8, 8), torch.zeros(batch, seq, 8)\n"
     (tmp_path / "my_trace_model.py").write_text(source, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -87,9 +85,7 @@ LLAMA = str(cases.CONFIGS / "llama-3.2-1b.json")
 SMALL = TraceOptions(seq=512, num_layers=4, attention="flash", loss="none")
 
 
-@pytest.mark.parametrize(
-    ("policy", "segments"), [("layer", 4), ("every:2", 2), ("every:3", 2), ("every:9", 1)]
-)
+@pytest.mark.parametrize(("policy", "segments"), [("layer", 4), ("every:2", 2), ("every:3", 2), ("every:9", 1)])
 def test_checkpointed_segments_keep_their_input_only(policy: str, segments: int) -> None:
     stored = trace_model(LLAMA, SMALL)
     result = trace_model(LLAMA, replace(SMALL, checkpoint=policy))
@@ -117,9 +113,7 @@ def test_callers_logits_stay() -> None:
     assert held.saved_bytes == freed.saved_bytes
 
 
-@pytest.mark.parametrize(
-    "bad", [{"attention": "flashy"}, {"batch": 0}, {"checkpoint": "every:0"}, {"dtype": "int"}]
-)
+@pytest.mark.parametrize("bad", [{"attention": "flashy"}, {"batch": 0}, {"checkpoint": "every:0"}, {"dtype": "int"}])
 def test_wrong_options(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         TraceOptions(**bad)

@@ -41,9 +41,7 @@ def test_out_of_place_accumulation_is_the_reference_records_artefact() -> None:
     """Adding out of place, as PyTorch does under a dispatch mode, gives the flagged peak to the byte."""
     from actplan.trace import trace_model
 
-    record = next(
-        r for r in cases.records() if r.get("accumulates_out_of_place") and r["config"] == "gpt2.json"
-    )
+    record = next(r for r in cases.records() if r.get("accumulates_out_of_place") and r["config"] == "gpt2.json")
     config = str(cases.CONFIGS / record["config"])
     traced = trace_model(config, cases.options(record, accumulate="traced"))
     assert traced.peak_backward_bytes == record["peak_backward_bytes"]

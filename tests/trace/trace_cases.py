@@ -37,9 +37,7 @@ def options(record: dict[str, Any], **changes: Any) -> TraceOptions:
 def label(record: dict[str, Any]) -> str:
     words = [record["config"].removesuffix(".json"), record["attn"], record["loss"], record["dtype"]]
     words += [f"b{record['batch']}", f"t{record['seq']}"]
-    words += [record["kernels"]] * (record["kernels"] != "hf") + [record["gdn"]] * (
-        record["gdn"] != "reference"
-    )
+    words += [record["kernels"]] * (record["kernels"] != "hf") + [record["gdn"]] * (record["gdn"] != "reference")
     return "-".join(words + ["ckpt"] * record["ckpt"])
 
 
@@ -51,9 +49,7 @@ def representative() -> list[dict[str, Any]]:
         turn = seen[record["config"]] = seen.get(record["config"], -1) + 1
         rare = record["kernels"] == "liger" and record["config"] in ("qwen3.8-27b.json", "llama-3.2-1b.json")
         slow = (
-            record["gdn"] == "reference"
-            and record["model_type"].startswith("qwen3_")
-            and "moe" not in record["config"]
+            record["gdn"] == "reference" and record["model_type"].startswith("qwen3_") and "moe" not in record["config"]
         )
         wanted = turn == 0 or rare or turn == 1 + len(seen) % 8
         if wanted and not (slow and record["seq"] > 2048):

@@ -1,0 +1,5 @@
+"""What fits: the cheapest schedule within a limit, the whole trade-off, the largest length, batch or depth."""
+
+from .planner import frontier, plan
+
+__all__ = ["frontier", "plan"]

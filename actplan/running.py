@@ -1,0 +1,73 @@
+"""What a recipe says about the step itself: the run in its precision, with its adapters and its quantised base.
+
+A recipe is about copies of weights, a run about activations. They are two views of one decision, so the one follows
+from the other, and what contradicts it is an error that names both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from msgspec.structs import replace
+
+from .errors import InputError
+from .recipes import Recipe
+from .spec import FourBit, Lora, Precision, Run
+from .units import DType
+
+DEFAULT_ADAPTERS = Lora()
+
+
+def under(run: Run, recipe: Recipe, *, dtype: DType | None = None, precision: Precision | None = None) -> Run:
+    """The run as the recipe trains it.
+
+    Args:
+        dtype, precision: as a user gave them, None for the recipe's own.
+    """
+    if dtype is not None and dtype != recipe.compute:
+        raise InputError(
+            f"{dtype} activations contradict recipe {recipe.name}, which computes in {recipe.compute}", where="--dtype"
+        )
+    run = replace(run, dtype=recipe.compute, precision=_precision(recipe, precision))
+    if recipe.frozen is None:
+        return run
+    return replace(run, adapters=run.adapters or DEFAULT_ADAPTERS, quantised=_quantised(recipe))
+
+
+def _precision(recipe: Recipe, given: Precision | None) -> Precision:
+    if recipe.autocast_cache:
+        if given == "pure":
+            raise InputError(f"recipe {recipe.name} runs under autocast", where="--precision", allowed="autocast")
+        return "autocast"
+    if given == "autocast" and recipe.frozen is None:
+        raise InputError(
+            f"recipe {recipe.name} keeps its own low-precision weights",
+            where="--precision",
+            allowed="pure; autocast goes with the recipes autocast, fp16, lora and qlora",
+        )
+    return given or "pure"
+
+
+def _quantised(recipe: Recipe) -> FourBit | None:
+    base = recipe.base
+    if base is None:
+        return None
+    if base.bits != 4:
+        raise InputError(f"a base in {base.bits} bits is not run", where="--recipe", allowed="4 bits")
+    return FourBit(nested=base.double, block_size=base.block, upcast=recipe.upcast_rest)
+
+
+def around_frozen(recipe: Recipe, run: Run) -> Recipe:
+    """The recipe for a run with adapters: what is not trained is held in the type of the products."""
+    if run.adapters is None or recipe.frozen is not None or recipe.autocast_cache:
+        return recipe
+    return dataclasses.replace(recipe, frozen=recipe.compute)
+
+
+def default_recipe(run: Run) -> str:
+    """The recipe of a run that names none: weights, gradients and states in its own type."""
+    if run.adapters is not None:
+        return "lora"
+    if run.precision == "autocast":
+        return "fp16" if str(run.dtype) == "fp16" else "autocast"
+    return "fp16-pure" if str(run.dtype) == "fp16" else str(run.dtype)
