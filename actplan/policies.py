@@ -7,7 +7,7 @@ with `keeps` has segments of one layer that keep some outputs all the same (sele
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil, sqrt
 from types import MappingProxyType
 from typing import Protocol
@@ -156,7 +156,7 @@ class KeptOutputs(msgspec.Struct, frozen=True):
 
 
 class Explicit(msgspec.Struct, frozen=True):
-    """A list of segments, as a plan gives it: `segments:0-3,4-7` (both ends included).
+    """A list of segments, as a plan gives it: `segments:0-3,4-7` (both ends included); `8..15` is eight segments.
 
     Layers on their own that keep outputs follow, one part for each set of outputs:
     `segments:0-3/attention+up_proj@8,9..15,16..28:4` (8; 9 to 15; every fourth from 16 to 28).
@@ -180,7 +180,7 @@ class Explicit(msgspec.Struct, frozen=True):
         return {i: frozenset(part.ops) for part in self.kept for i in part.layers}
 
     def __str__(self) -> str:
-        parts = [",".join(f"{a}-{b}" for a, b in self.chosen)]
+        parts = [",".join(_spans(self.chosen))]
         parts += ["+".join(part.ops) + "@" + _progressions(part.layers) for part in self.kept]
         return "segments:" + "/".join(parts)
 
@@ -263,6 +263,22 @@ def _parse_layers(text: str, where: str) -> range:
     return range(low, high + 1, by)
 
 
+def _spans(segments: Sequence[Segment]) -> Iterator[str]:
+    """Segments as `_parse_segments` reads them: three or more neighbouring layers on their own as `8..15`."""
+    at = 0
+    while at < len(segments):
+        first, last = segments[at]
+        stop = at
+        while stop < len(segments) and segments[stop] == (first + stop - at,) * 2:
+            stop += 1
+        if stop - at >= 3:
+            yield f"{first}..{segments[stop - 1][1]}"
+            at = stop
+        else:
+            yield f"{first}-{last}"
+            at += 1
+
+
 def _progressions(layers: Sequence[int]) -> str:
     """Layer numbers in few words, as `_parse_layers` reads them: from each the longest run of equal steps."""
     left, parts = list(layers), []
@@ -293,6 +309,12 @@ def _progression(layers: range) -> str:
 def _parse_segments(text: str, where: str) -> tuple[Segment, ...]:
     segments: list[Segment] = []
     for part in text.split(","):
+        if ".." in part:
+            run = _parse_layers(part.strip(), where)
+            if segments and run[0] <= segments[-1][1]:
+                raise InputError(f"{part!r} is out of order", where=where, allowed="increasing, disjoint segments")
+            segments += [(i, i) for i in run]
+            continue
         first, dash, last = part.strip().partition("-")
         if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
             raise InputError(f"{part!r} is not a segment", where=where, allowed="segments:FIRST-LAST,… with layer numbers")

@@ -89,8 +89,8 @@ class Candidates:
         if "points" in self.__dict__ or self.only in LISTED:
             return self.points[0]
         found = [self._given(NoCheckpoint())]
-        for chain, tables in self._cases(menus=False):
-            found += self._read(chain, tables(FEWEST_LABELS))
+        for chain, solved in self._cases(menus=False, traffic=False):
+            found += self._read(chain, solved(FEWEST_LABELS))
         return min(found, key=lambda point: (point.peak_bytes, point.flops, point.rebuilt))
 
     def within(self, limit: int) -> Point | None:
@@ -129,7 +129,9 @@ class Candidates:
     def _lingers(self) -> bool:
         return any(layer.stage.lingers for layer in self.subject.profile.layers)
 
-    def _cases(self, *, menus: bool) -> Iterator[tuple[Chain, Callable[[int | None], Suffixes]]]:
+    def _cases(
+        self, *, menus: bool, traffic: bool = True
+    ) -> Iterator[tuple[Chain, Callable[[int | None], Suffixes]]]:
         """The chain where the first layer is stored, and where it is checkpointed; one where they are alike."""
         stored = self.subject.chain(checkpointed=True, first_stored=True)
         dropped = self.subject.chain(checkpointed=True, first_stored=False)
@@ -137,12 +139,11 @@ class Candidates:
         if menus and self.layers > 1:
             cases = cases[:1]  # per-op choices are no optimum anyway, and the first layer is one of many
         for chain, may_store, may_checkpoint in cases:
-            yield self._case(chain, menus, may_store, may_checkpoint)
+            priced = self._priced(chain, menus=menus, traffic=traffic)
+            yield priced, self._solver(priced, may_store, may_checkpoint)
 
-    def _case(
-        self, chain: Chain, menus: bool, may_store: bool, may_checkpoint: bool
-    ) -> tuple[Chain, Callable[[int | None], Suffixes]]:
-        priced = self._priced(chain, menus)
+    def _solver(self, chain: Chain, may_store: bool, may_checkpoint: bool) -> Callable[[int | None], Suffixes]:
+        """Solves with at most that many labels a stage; which of the two may be done with the first layer."""
         allowed = [stage.is_layer for stage in chain.stages]
         allowed[1] = allowed[1] and may_checkpoint
         storable = [True] * len(chain)
@@ -150,11 +151,11 @@ class Candidates:
 
         def solved(labels: int | None) -> Suffixes:
             limits = {} if labels is None else {"exact_labels": labels, "thinned_labels": labels}
-            return solve(priced, allowed=allowed, storable=storable, single=self.only == "hf", **limits)
+            return solve(chain, allowed=allowed, storable=storable, single=self.only == "hf", **limits)
 
-        return priced, solved
+        return solved
 
-    def _priced(self, chain: Chain, menus: bool) -> Chain:
+    def _priced(self, chain: Chain, *, menus: bool, traffic: bool) -> Chain:
         """The chain with traffic in its costs, with per-op choices, and with what lingers in the forward."""
         subject, n = self.subject, self.layers
         sets = [(i, keep) for i in range(n) for keep in subject.menus.sets(i)] if menus else []
@@ -166,7 +167,7 @@ class Candidates:
         stages = []
         for index, stage in enumerate(chain.stages):
             i, more = index - 1, before[index]
-            rebuilt = subject.menus.rebuilt(i) if stage.is_layer else 0
+            rebuilt = subject.menus.rebuilt(i) if stage.is_layer and traffic else 0
             menu = [replace(choice, need=choice.need + more) for choice in options.get(i, ())]
             priced = replace(stage, r=_price(stage.r, rebuilt), skip=_price(stage.skip, 0), menu=_useful(stage, menu))
             stages.append(_lingering(priced, more) if more else priced)

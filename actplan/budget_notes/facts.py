@@ -1,0 +1,92 @@
+"""What the notes of a budget are made from, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from msgspec.structs import replace
+
+from ..budget import Job, budget
+from ..estimate.autograd import Segmented, Subject, subject
+from ..mesh import Mesh
+from ..policies import NoCheckpoint
+from ..profile import ModelProfile, Parameter
+from ..recipes import Recipe
+from ..report import Budget, PhaseBytes
+from ..sharding import Divisors, shard_divisors
+from ..spec import Model, Run
+from ..units import format_gib
+
+Said = Iterator[tuple[str, str]]
+"""Codes and messages."""
+
+
+def gib(size: float) -> str:
+    """`12.34 GiB`."""
+    return f"{format_gib(round(size))} GiB"
+
+
+class Facts:
+    """Model, run, job and the budget that came out."""
+
+    def __init__(self, model: Model, run: Run, job: Job, found: Budget) -> None:
+        self.model, self.run, self.job, self.found = model, run, job, found
+        self.recipe: Recipe = job.recipe_of(run)
+
+    @cached_property
+    def subject(self) -> Subject:
+        return subject(self.model, self.run)
+
+    @property
+    def profile(self) -> ModelProfile:
+        return self.subject.profile
+
+    @cached_property
+    def chosen(self) -> Segmented:
+        """The model under the run's own checkpointing."""
+        return self.subject.under(self.run.checkpoint)
+
+    @property
+    def checkpoints(self) -> bool:
+        return not isinstance(self.run.checkpoint, NoCheckpoint)
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.run.mesh
+
+    @cached_property
+    def divisors(self) -> Divisors:
+        """Over how many ranks dense states are divided."""
+        return shard_divisors(self.recipe.sharding, self.mesh.data_ranks)
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """This rank's tensor- and expert-parallel share of every parameter of the model."""
+        return tuple(p for stage in self.profile.stages for p in stage.parameters)
+
+    @cached_property
+    def whole_parameters(self) -> int:
+        """Of the whole model."""
+        return subject(self.model, Run(sequence_length=1)).profile.num_parameters
+
+    def phase(self, name: str) -> PhaseBytes:
+        return next(phase for phase in self.found.phases if phase.phase == name)
+
+    @property
+    def peak(self) -> PhaseBytes:
+        return self.phase(self.found.peak_phase)
+
+    def line(self, name: str) -> int:
+        """A line of the budget by its name, 0 where there is none."""
+        return sum(line.bytes for line in self.found.lines if line.name == name)
+
+    def with_run(self, **changed: object) -> int:
+        """The total with the run changed."""
+        run = replace(self.run, **changed)
+        return budget(self.model, run, self.job, subject(self.model, run)).total_bytes
+
+    @property
+    def logits(self) -> int:
+        """Logits of one micro-batch on this rank."""
+        return self.run.tokens * -(-self.model.vocab_size // self.mesh.tp)
