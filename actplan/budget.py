@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from .chain import Chain, Checkpointed, Evaluation, Option, Schedule, Stage, Stored, Unit, evaluate
 from .estimate.autograd import Subject
 from .gpus import Gpu, framework_bytes, library_workspace, reserved_range
-from .mesh import Mesh
+from .layers.model import uncrossed
 from .menus import menus
+from .mesh import Mesh
 from .policies import Keeps, Layers, Segment, kept_outputs
 from .recipes import Recipe
 from .report import Band, Budget, BudgetLine, PhaseBytes, StageBytes
@@ -222,9 +223,10 @@ def _segments(subject: Subject, first: int, last: int) -> tuple[tuple[Segment, .
     whole, policy, count = subject.layers, subject.run.checkpoint, last - first + 1
     own = whole
     if count < whole.count:
-        own = Layers(count, min(whole.block, count), whole.stored_bytes[first : last + 1])
+        own = Layers(count, min(whole.block, count), whole.stored_bytes[first : last + 1], max(0, whole.lead - first))
     layers = subject.profile.layers
-    segments = tuple(part for part in policy.segments(own) if layers[first + part[1]].reached)
+    exits = [after - first for after in subject.profile.exits]
+    segments = tuple(part for part in uncrossed(policy.segments(own), exits) if layers[first + part[1]].reached)
     return segments, kept_outputs(policy, segments)
 
 

@@ -105,7 +105,6 @@ class Ledger(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 # -- evaluation
-# -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +267,6 @@ class _Kind:
 
 
 # -- sizes
-# ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +327,6 @@ def parse(text: str) -> Size:
 
 
 # -- the file
-# ---------------------------------------------------------------------------------------------------------
 
 
 def load_ledger(path: str | Path) -> Ledger:

@@ -126,7 +126,7 @@ class Menus:
         before = whole.dropped.backward + whole.embedding.stage.kept + whole.head.stage.g
         for place in range(self.sampled.model.num_layers):
             trace = made.stages[place + 1]
-            lingers = whole.layers[self.sampled.places.index(place)].stage.lingers
+            lingers = whole.layers[self.sampled.example(place)].stage.lingers
             extra = trace.forward_end - trace.forward_start - x - lingers if trace.reached else 0
             if place in keep:
                 self._kept[place, keep[place]] = Kept(

@@ -6,7 +6,6 @@ ranks of one pipeline stage, edp · ep · etp = dp · cp · tp (Megatron-Core, p
 
 from __future__ import annotations
 
-
 import msgspec
 
 from .errors import InputError

@@ -26,11 +26,13 @@ NOTHING_KEPT: Keeps = MappingProxyType({})
 
 
 class Layers(msgspec.Struct, frozen=True):
-    """What a policy may look at: how many layers, the repeating block's size, each layer's stored bytes."""
+    """What a policy may look at: how many layers, the repeating block's size, each layer's stored bytes, and the
+    layers before the repetition begins."""
 
     count: int
     block: int
     stored_bytes: Sequence[int]
+    lead: int = 0
 
 
 class Policy(Protocol):
@@ -86,10 +88,13 @@ class OneIn(msgspec.Struct, frozen=True):
 
 
 class Blocks(msgspec.Struct, frozen=True):
-    """One segment for each repetition of the model's shortest repeating pattern."""
+    """One segment for each repetition of the model's shortest repeating pattern; layers before it begins (the dense
+    ones of DeepSeek-V3) in segments of that size."""
 
     def segments(self, layers: Layers) -> tuple[Segment, ...]:
-        return _groups(layers.count, layers.block)
+        lead = min(layers.lead, layers.count)
+        rest = _groups(layers.count - lead, layers.block)
+        return (*_groups(lead, layers.block), *((first + lead, last + lead) for first, last in rest))
 
     def __str__(self) -> str:
         return "block"

@@ -18,6 +18,7 @@ from .autograd.tape import SavedTensor
 from .autograd.tensor import Tensor
 from .chain import Chain, Stage
 from .layers.model import Walk, walk
+from .layers.prediction import exits, predictor
 from .sampling import sample
 from .spec import Layer, Model, Run
 from .units import FP32, DType
@@ -62,6 +63,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
         flops: of one forward.
         passed: tables that a checkpoint which begins with it keeps among its inputs (GPT-2's mask).
         reached: whether backward comes to it (`autograd.tape.StageTrace`).
+        again: FLOPs that it runs again itself, where it is a head with checkpoints of its own.
     """
 
     kind: str
@@ -73,6 +75,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
     flops: int
     reached: bool = True
     passed: tuple[SavedTensor, ...] = ()
+    again: int = 0
 
     @property
     def num_parameters(self) -> int:
@@ -100,7 +103,11 @@ class Context(msgspec.Struct, frozen=True):
 
 class ModelProfile(msgspec.Struct, frozen=True):
     """A whole model under one run: its stages, and what is alive beside them when every layer is stored
-    (`stored`) and when some are checkpointed (`dropped`). `boundary_bytes` is one boundary, unrounded."""
+    (`stored`) and when some are checkpointed (`dropped`). `boundary_bytes` is one boundary, unrounded.
+
+    dropped_head: the head where layers are checkpointed and what it has of its own is too (multi-token prediction).
+    exits: after how many layers early exits read the hidden state.
+    """
 
     embedding: LayerProfile
     layers: tuple[LayerProfile, ...]
@@ -108,6 +115,8 @@ class ModelProfile(msgspec.Struct, frozen=True):
     stored: Context
     dropped: Context
     boundary_bytes: int
+    dropped_head: LayerProfile | None = None
+    exits: tuple[int, ...] = ()
 
     @property
     def stages(self) -> tuple[LayerProfile, ...]:
@@ -126,11 +135,16 @@ class ModelProfile(msgspec.Struct, frozen=True):
         """What is alive beside the stages, with or without checkpoints."""
         return self.dropped if checkpointed else self.stored
 
+    def ending(self, *, checkpointed: bool) -> LayerProfile:
+        """The head, with or without checkpoints."""
+        return self.dropped_head if checkpointed and self.dropped_head is not None else self.head
+
     def chain(self, *, checkpointed: bool, first_stored: bool = True, copy: int = 0) -> Chain:
         """The stages in a row, costs in FLOPs, sizes above `context(...).backward`.
 
         The embedding's output stays alive while the layers run forward (a local of the model's forward), beside
-        what the layers keep, if the first layer is stored and does not keep it.
+        what the layers keep, if the first layer is stored and does not keep it. An early exit's gradient waits, from
+        the head's backward on, for the one that comes down through the layers: it is the head's `g` until then.
         """
         context = self.context(checkpointed=checkpointed)
         ahead = context.forward - context.backward
@@ -141,9 +155,18 @@ class ModelProfile(msgspec.Struct, frozen=True):
             stages.append(
                 replace(layer.stage, name=f"layer {i}", ahead=more, td=layer.once + more)
             )
+        for after in self.exits:
+            stages[after + 1] = _joined(stages[after + 1])
         # a final norm runs while that output is still alive
-        head = self.head.stage if first_stored else replace(self.head.stage, tf=self.head.once)
+        ending = self.ending(checkpointed=checkpointed)
+        head = ending.stage if first_stored else replace(ending.stage, tf=ending.once)
         return Chain((*stages, head), copy=copy)
+
+
+def _joined(stage: Stage) -> Stage:
+    """A stage at whose end the gradient of its input is added to one that waited."""
+    again = None if stage.tb_again is None else stage.tb_again + stage.x
+    return replace(stage, g=stage.g - stage.x, tb=stage.tb + stage.x, tb_again=again)
 
 
 @lru_cache(maxsize=64)
@@ -153,7 +176,7 @@ def profile(model: Model, run: Run) -> ModelProfile:
     distinct, numbers = sampled.model, sampled.numbers
     stored = walk(distinct, run, numbers=numbers)
     dropped = walk(distinct, run, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
-    measured = _Measured(stored, dropped, _boundary(model, run))
+    measured = _Measured(stored, dropped, _boundary(model, run), again=predictor(model, run) is not None)
     by_place = [measured.layer(layer, i + 1) for i, layer in enumerate(distinct.layers)]
     return ModelProfile(
         embedding=measured.end(EMBEDDING, 0),
@@ -162,6 +185,8 @@ def profile(model: Model, run: Run) -> ModelProfile:
         stored=measured.context(stored, measured.kept),
         dropped=measured.context(dropped, measured.kept_dropped),
         boundary_bytes=measured.boundary,
+        dropped_head=measured.dropped_head() if measured.again else None,
+        exits=exits(model, run),
     )
 
 
@@ -173,8 +198,9 @@ def _boundary(model: Model, run: Run) -> int:
 class _Measured:
     """The two runs, and how to read a stage off them."""
 
-    def __init__(self, stored: Walk, dropped: Walk, boundary: int) -> None:
-        self.stored, self.dropped, self.boundary = stored, dropped, boundary
+    def __init__(self, stored: Walk, dropped: Walk, boundary: int, *, again: bool) -> None:
+        """`again`: the head has checkpoints of its own where layers have."""
+        self.stored, self.dropped, self.boundary, self.again = stored, dropped, boundary, again
         self.x = rounded(boundary)
         self.rows: list[list[SavedTensor]] = [[] for _ in stored.stages]
         for row in stored.tape.ledger:
@@ -183,14 +209,16 @@ class _Measured:
         last = len(stored.stages) - 1
         # a layer below all that is trained keeps nothing, its checkpoint neither
         inputs = [self.x if trace.reached else 0 for trace in dropped.stages[1:last]]
-        self.kept_dropped = [self.kept[0], *inputs, self.kept[last]]
+        own = [row for row in (dropped if again else stored).tape.ledger if row.stage == last and row.owner is None]
+        self.ending = own
+        self.kept_dropped = [self.kept[0], *inputs, sum(rounded(row.nbytes) * row.count for row in own)]
         self.lingers = [0, *map(self._lingers, range(1, last)), 0]
 
     def _own(self, i: int) -> list[SavedTensor]:
-        return [row for row in self.rows[i] if row.owner is None]
+        return [row for row in self.rows[i] if row.owner is None or row.is_held]
 
     def _kept(self, i: int) -> int:
-        return sum(rounded(row.nbytes) * row.count for row in self._own(i))
+        return sum(rounded(row.nbytes) * row.count for row in self._own(i) if not row.is_held)
 
     def _lingers(self, i: int) -> int:
         """What the first forward of checkpointed layer i leaves beside its input and its output."""
@@ -224,10 +252,19 @@ class _Measured:
         if kind == EMBEDDING:
             return self._profile(kind, i, 0, self.x)
         keeps_input = any(row.born < row.stage for row in self._own(i))
-        own = self.kept[i] + (0 if keeps_input else self.x)
+        own = self.kept_dropped[i] + (0 if keeps_input else self.x)
         base = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:-1]) + own
         base += sum(self.lingers)
         return self._profile(kind, i, self.x, 0, once=self.dropped.stages[i].forward_peak - base)
+
+    def dropped_head(self) -> LayerProfile:
+        """The head as it is behind checkpointed layers, its own layers checkpointed as well."""
+        head, i = self.end(HEAD, len(self.dropped.stages) - 1), len(self.dropped.stages) - 1
+        trace, stage, kept = self.dropped.stages[i], head.stage, self.kept_dropped[i]
+        base = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:-1])
+        own = stage.x if stage.keeps_input else 0
+        stage = replace(stage, s=kept - own, tf=head.once, tb=trace.backward_peak - base - kept - self.pending())
+        return replace(head, saved=tuple(self.ending), stage=stage, again=trace.replayed_flops)
 
     def _profile(
         self, kind: str, i: int, x: int, after: int, *, once: int = 0, replayed: int | None = None
@@ -287,7 +324,7 @@ def _described(path: str, p: Tensor) -> Parameter:
 
 def _shared(walked: Walk, stage: int) -> tuple[SavedTensor, ...]:
     """The tables made once for the whole model that a stage has saved."""
-    return tuple(row for row in walked.tape.ledger if row.owner is not None and stage in row.users)
+    return tuple(row for row in walked.tape.ledger if row.owner is not None and not row.is_held and stage in row.users)
 
 
 def _within_layer(path: str) -> str:

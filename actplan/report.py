@@ -40,6 +40,10 @@ class RunInfo(Part, frozen=True):
     loss: str
     checkpoint: str
     checkpoint_dtype: str
+    precision: str | UnsetType = UNSET
+    adapters: str | UnsetType = UNSET
+    quantised: str | UnsetType = UNSET
+    mtp: bool | UnsetType = UNSET
 
 
 class Residual(Part, frozen=True):
@@ -57,12 +61,14 @@ class Textbook(Part, frozen=True):
 
 
 class OutsideLayers(Part, frozen=True):
-    """What is saved outside the layers."""
+    """What is saved outside the layers; of multi-token prediction and early exits all that they keep."""
 
     embedding: int
     final_norm: int
     head: int
     loss: int
+    mtp: int | UnsetType = UNSET
+    exits: int | UnsetType = UNSET
 
 
 class Autograd(Part, frozen=True):

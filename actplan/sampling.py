@@ -2,6 +2,9 @@
 
 Where everything is trained these are the distinct layers. Where some of it is frozen, or adapters are trained
 beside it, a layer's place counts too: whether it is one of those trained, and whether a gradient goes on below it.
+
+Before them stands a layer more for each early exit, which reads its output: gradients of the exits then wait below
+every layer that is profiled.
 """
 
 from __future__ import annotations
@@ -27,11 +30,16 @@ class Sample(msgspec.Struct, frozen=True):
     numbers: tuple[int, ...] | None
     places: tuple[int, ...]
 
+    def example(self, place: int) -> int:
+        """A layer of the whole model that is like the one at that place of the sample."""
+        return self.places.index(place) if place in self.places else 0
+
 
 def sample(model: Model, run: Run) -> Sample:
     """The layers of `model` that differ under `run`."""
     if run.trains_all:
-        return _sample(model, model.layers, numbered=False)
+        found = _sample(model, model.layers, numbered=False)
+        return _with_last(found) if run.loss == "none" else found
     kinds: list[Hashable] = [(layer, role(run, i)) for i, layer in enumerate(model.layers)]
     first = _sample(model, kinds, numbered=True)
     fed = _fed(walk(first.model, run, numbers=first.numbers), first, run)
@@ -41,8 +49,18 @@ def sample(model: Model, run: Run) -> Sample:
 def _sample(model: Model, keys: Sequence[Hashable], *, numbered: bool) -> Sample:
     index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     numbers = tuple(keys.index(key) for key in index)
-    layers = tuple(model.layers[i] for i in numbers)
-    return Sample(replace(model, layers=layers), numbers if numbered else None, tuple(index[key] for key in keys))
+    before = len(model.exits)
+    layers = (model.layers[0],) * before + tuple(model.layers[i] for i in numbers)
+    distinct = replace(model, layers=layers, exits=tuple(range(1, before + 1)))
+    return Sample(distinct, numbers if numbered else None, tuple(before + index[key] for key in keys))
+
+
+def _with_last(found: Sample) -> Sample:
+    """The last layer on its own, behind the distinct ones, where the hidden states are the result: their gradient is the caller's
+    own, and a norm that writes its gradient in place spares the last layer one of its own."""
+    layers = (*found.model.layers, found.model.layers[found.places[-1]])
+    places = (*found.places[:-1], len(layers) - 1)
+    return replace(found, model=replace(found.model, layers=layers), places=places)
 
 
 def _fed(first: Walk, sampled: Sample, run: Run) -> list[bool]:

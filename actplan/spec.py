@@ -6,6 +6,9 @@ equal. Field names are Transformers' own where it has one. How a layer *runs* is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby
 from typing import Literal, Union
 
 import msgspec
@@ -230,6 +233,20 @@ class Layer(Spec, frozen=True):
     residual: Residual = Residual()
 
 
+class Mtp(Spec, frozen=True):
+    """Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): `num_layers` depths, each a projection from
+    the depth before and the next token's embedding, one decoder layer, and a loss of its own through the model's
+    output projection. Part of a run only with `Run.mtp`.
+
+    kind: of the decoder layers; the kind of the model's last layer when None. own_embedding: tokens are embedded anew
+    (Qwen3.5's `mtp_use_dedicated_embeddings`).
+    """
+
+    num_layers: int = 1
+    kind: str | None = None
+    own_embedding: bool = False
+
+
 class LeftOut(Spec, frozen=True):
     """A part that a configuration mentions and the planned text model does not train."""
 
@@ -250,6 +267,10 @@ class Model(Spec, frozen=True):
         liger: the modules that Liger's own patch function replaces for this model type. Its RMSNorm writes the
             gradient over the incoming one where the weight is not offset by one; rms_norm_copy never does,
             rms_norm_in_place always.
+        mtp, mtp_layer: multi-token prediction, and the decoder layer of each depth.
+        exits: after how many layers there is an early exit: the hidden state goes through a norm and an output
+            projection into a loss of its own. exit_head: the model's own norm and projection (LayerSkip, arXiv
+            2404.16710), or each exit's own.
     """
 
     name: str
@@ -269,33 +290,33 @@ class Model(Spec, frozen=True):
     naming: Naming = "llama"
     liger: tuple[LigerModule, ...] = ("rms_norm", "rope", "swiglu")
     left_out: tuple[LeftOut, ...] = ()
+    mtp: Mtp | None = None
+    mtp_layer: Layer | None = None
+    exits: tuple[int, ...] = ()
+    exit_head: Literal["shared", "own"] = "shared"
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     def block(self) -> int:
-        """Layers in the shortest pattern whose repetition gives the whole model; `num_layers` if none does."""
-        n = len(self.layers)
-        for size in range(1, n):
-            if n % size == 0 and self.layers == self.layers[:size] * (n // size):
-                return size
-        return n
+        """Layers in the shortest pattern that repeats to the end of the model, once it begins (`lead`); the last
+        repetition may be cut. `num_layers` if nothing repeats."""
+        return _repeating(self.layers)[1]
+
+    @property
+    def lead(self) -> int:
+        """Layers before the repeating pattern begins: DeepSeek-V3's dense ones; half of the model at most."""
+        return _repeating(self.layers)[0]
 
     def pattern(self) -> str:
         """The layers in words: `16 x [3 x gated_deltanet, full_attention]`."""
-        size = self.block()
-        runs: list[tuple[str, int]] = []
-        for layer in self.layers[:size]:
-            if runs and runs[-1][0] == layer.kind:
-                runs[-1] = (layer.kind, runs[-1][1] + 1)
-            else:
-                runs.append((layer.kind, 1))
-        inner = ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in runs)
-        times = len(self.layers) // size
-        if times == 1:
-            return inner
-        return f"{times} x {inner}" if size == 1 else f"{times} x [{inner}]"
+        (lead, size), kinds = _repeating(self.layers), [layer.kind for layer in self.layers]
+        times = (self.num_layers - lead) // size
+        inner = _in_words(kinds[lead : lead + size])
+        repeated = inner if times == 1 else f"{times} x {inner}" if size == 1 else f"{times} x [{inner}]"
+        parts = (_in_words(kinds[:lead]), repeated, _in_words(kinds[lead + times * size :]))
+        return ", ".join(part for part in parts if part)
 
     def layer_kinds(self) -> dict[str, int]:
         """Kind -> how many layers, in order of first appearance."""
@@ -303,6 +324,33 @@ class Model(Spec, frozen=True):
         for layer in self.layers:
             counts[layer.kind] = counts.get(layer.kind, 0) + 1
         return counts
+
+
+def _in_words(kinds: Sequence[str]) -> str:
+    runs = [(kind, len(list(run))) for kind, run in groupby(kinds)]
+    return ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in runs)
+
+
+@lru_cache(maxsize=64)
+def _repeating(layers: tuple[Layer, ...]) -> tuple[int, int]:
+    """(lead, block) of `Model`: the longest part at the end that repeats twice at least, and its shortest pattern.
+
+    Knuth, Morris and Pratt's failure function of the layers backwards knows the period of every part at the end.
+    """
+    n, failure, k = len(layers), [0] * len(layers), 0
+    numbers: dict[Layer, int] = {}
+    backwards = [numbers.setdefault(layer, len(numbers)) for layer in reversed(layers)]
+    for i in range(1, n):
+        while k and backwards[i] != backwards[k]:
+            k = failure[k - 1]
+        k += backwards[i] == backwards[k]
+        failure[i] = k
+    for lead in range(n // 2 + 1):
+        length = n - lead
+        size = length - failure[length - 1]
+        if 2 * size <= length:
+            return lead, size
+    return 0, n
 
 
 AttentionKernel = Literal["eager", "sdpa", "efficient", "flash", "flash2"]
@@ -351,6 +399,14 @@ class FourBit(Spec, frozen=True):
     upcast: bool = True
 
 
+class FakeQuantised(Spec, frozen=True):
+    """Quantisation-aware training of the layers' linears as torchao does it: weights in groups of `group_size`, and
+    inputs token by token where `activations` says so, are rounded on the way in; all stay in the run's type."""
+
+    group_size: int = 32
+    activations: bool = True
+
+
 class Frozen(Spec, frozen=True):
     """What is not trained: the first layers, and whatever a name of `parts` names in a parameter's path
     (`embed_tokens`, `mlp`, `layers.3`); with `only`, everything but what these name."""
@@ -384,7 +440,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     precision: Precision = "pure"
     adapters: Lora | None = None
     quantised: FourBit | None = None
+    fake_quantised: FakeQuantised | None = None
     frozen: Frozen = Frozen()
+    mtp: bool = False
+    """Whether multi-token prediction is trained, as Megatron-Core does and Transformers does not."""
     input_require_grads: bool = False
     """Whether embedded tokens get a gradient nobody uses (`enable_input_require_grads`), which reentrant
     checkpointing needs where the embedding is frozen."""

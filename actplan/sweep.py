@@ -1,11 +1,11 @@
-"""Ranges of a run's settings -> one row a point.
+"""Ranges of a run's settings -> one row a point; sweeps in parts, and the parts together again.
 
 rows(model, Run(), [Axis("sequence_length", (8192, 16384)), Axis("checkpoint", (EveryLayer(), Sqrt()))])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -15,16 +15,21 @@ from msgspec import structs
 
 from . import estimate
 from .errors import InputError
+from .mesh import Mesh
 from .report import SCHEMA_VERSION
 from .spec import Model, Run
 
 MAX_POINTS = 100_000
 _ALWAYS = ("sequence_length", "micro_batch_size")
+DIVIDING = frozenset({f"--{degree}" for degree in Mesh.__struct_fields__} | {"recipe", "--dtype", "--precision"})
+"""Where the errors of a single point come from: sizes that do not divide, types that a recipe does not take."""
+More = Callable[[Run, Mapping[str, Any]], "tuple[Run, Callable[[], dict[str, object]]]"]
+"""From a run and a point's values, those of no field of `Run` among them: the run meant, and what else its row has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A field of `Run` and the values it takes."""
+    """A field of `Run`, or a name that `More` understands, and the values it takes."""
 
     name: str
     values: tuple[object, ...]
@@ -38,16 +43,48 @@ def size(axes: Iterable[Axis]) -> int:
     return points
 
 
-def rows(model: Model, run: Run, axes: Sequence[Axis]) -> Iterator[dict[str, object]]:
-    """One row for each combination, the last axis fastest: where the point lies, then what it takes."""
+def points(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
+    """Every combination, the last axis fastest."""
     size(axes)
     names = [axis.name for axis in axes]
     for values in product(*(axis.values for axis in axes)):
-        changed: dict[str, Any] = dict(zip(names, values, strict=True))
-        point = at_point(run, changed)
-        place = {name: _plain(getattr(point, name)) for name in _ALWAYS}
-        place.update({name.rpartition(".")[2]: _plain(value) for name, value in changed.items()})
-        yield {**place, **estimate.sweep_row(model, point)}
+        yield dict(zip(names, values, strict=True))
+
+
+def rows(
+    model: Model, run: Run, axes: Sequence[Axis], more: More | None = None
+) -> Iterator[dict[str, object]]:
+    """One row for each combination: where the point lies, then what it takes, or the reason that there is none."""
+    for changed in points(axes):
+        yield row(model, run, changed, more)
+
+
+def row(model: Model, run: Run, changed: Mapping[str, Any], more: More | None = None) -> dict[str, object]:
+    """One point's row. A point whose sizes do not divide has a `reason` and no sizes."""
+    named = {name: value for name, value in changed.items() if not is_run_field(name)}
+    place = {name: _plain(changed.get(name, getattr(run, name))) for name in _ALWAYS}
+    place.update({name.rpartition(".")[2]: _plain(value) for name, value in changed.items()})
+    try:
+        point = at_point(run, {name: value for name, value in changed.items() if name not in named})
+        if more is None:
+            return {**place, **estimate.sweep_row(model, point)}
+        point, extra = more(point, changed)
+        return {**place, **estimate.sweep_row(model, point), **extra()}
+    except InputError as error:
+        if error.where not in DIVIDING:
+            raise
+        return {**place, "reason": str(error)}
+
+
+def is_run_field(name: str) -> bool:
+    """Whether an axis is a setting of a run, and not one of its recipe or device."""
+    return "." in name or name in Run.__struct_fields__
+
+
+def check_any(found: Sequence[Mapping[str, object]]) -> None:
+    """Raises the first reason where no point of a sweep has an answer."""
+    if found and all("reason" in one for one in found):
+        raise InputError(str(found[0]["reason"]), hint="no point of this sweep can be divided")
 
 
 def at_point(run: Run, changed: dict[str, Any]) -> Run:
@@ -57,7 +94,7 @@ def at_point(run: Run, changed: dict[str, Any]) -> Run:
     return structs.replace(run, **plain, mesh=structs.replace(run.mesh, **degrees))
 
 
-def document(found: Iterable[dict[str, object]]) -> dict[str, object]:
+def document(found: Iterable[Mapping[str, object]]) -> dict[str, object]:
     """The sweep's JSON."""
     return {"schema_version": SCHEMA_VERSION, "rows": list(found)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -10,10 +11,12 @@ from msgspec.structs import replace
 from .budget import Job, budget
 from .errors import InputError
 from .estimate.autograd import Subject, subject
+from .optimizers import OPTIMIZERS
 from .policies import EveryLayer, NoCheckpoint
-from .recipes import load_recipe
+from .recipes import Offload, Recipe, load_recipe
 from .report import Band, Budget, Fit, PhaseBytes, Remedy
-from .sharding import Ddp
+from .running import under
+from .sharding import Ddp, MegatronDdp, Zero
 from .spec import Model, Run
 
 FIT_ON = ("allocated", "reserved", "device")
@@ -131,6 +134,7 @@ def changes(model: Model, run: Run, job: Job) -> Iterator[Change]:
     if job.recipe.optimizer.name == "adamw":
         yield _optimizer("adamw8bit", "moments in 8 bits: little change in quality is reported")
     yield from _sharded(run, job)
+    yield from _offloaded(run, job)
     if run.micro_batch_size > 1:
         half = run.micro_batch_size // 2
         yield _run(f"--batch {half}", "twice the micro-batches for the same step", micro_batch_size=half)
@@ -147,25 +151,51 @@ def _run(words: str, cost: str, **changed: object) -> Change:
 
 def _optimizer(name: str, cost: str) -> Change:
     def apply(run: Run, job: Job) -> tuple[Run, Job]:
-        return run, replace(job, recipe=load_recipe(job.recipe.name, name))
+        return run, replace(job, recipe=dataclasses.replace(job.recipe, optimizer=OPTIMIZERS[name]))
 
     return Change(f"--optimizer {name}", cost, apply)
 
 
 def _sharded(run: Run, job: Job) -> Iterator[Change]:
-    """FSDP over the ranks there are, or over eight."""
-    if not isinstance(job.recipe.sharding, Ddp) or job.recipe.base is not None:
-        return
-    ranks = run.mesh.dp if run.mesh.dp > 1 else 8
-    more = "" if run.mesh.dp > 1 else f" --dp {ranks}"
-    cost = "weights are gathered for every layer and pass" + (f"; {ranks} GPUs" if more else "")
+    """The same ranks, or eight, dividing what each of them now holds whole."""
+    recipe, sharding = job.recipe, job.recipe.sharding
+    cost = "weights are gathered for every layer and pass"
+    if isinstance(sharding, Zero) and sharding.stage < 3:
+        yield _recipe(run, "zero-3", cost)
+    elif isinstance(sharding, MegatronDdp) and not sharding.distributed_optimizer and run.mesh.data_ranks > 1:
+        yield _recipe(run, "megatron-bf16-dist", "weights are gathered once a step")
+    elif isinstance(sharding, Ddp) and recipe.base is None:
+        yield _recipe(run, "fsdp", cost)
+
+
+def _recipe(run: Run, name: str, cost: str) -> Change:
+    """Another recipe with the optimizer that was chosen, over the ranks there are, or over eight."""
+    ranks = run.mesh.dp if run.mesh.data_ranks > 1 else 8
+    more = "" if run.mesh.data_ranks > 1 else f" --dp {ranks}"
 
     def apply(run: Run, job: Job) -> tuple[Run, Job]:
-        optimizer = job.recipe.optimizer.name
-        mesh = replace(run.mesh, dp=ranks)
-        return replace(run, mesh=mesh), replace(job, recipe=load_recipe("fsdp", optimizer))
+        recipe: Recipe = dataclasses.replace(load_recipe(name), optimizer=job.recipe.optimizer)
+        run = replace(run, mesh=replace(run.mesh, dp=ranks), precision="pure")
+        return under(run, recipe), replace(job, recipe=recipe)
 
-    yield Change(f"--recipe fsdp{more}", cost, apply, not more)
+    return Change(f"--recipe {name}{more}", cost + (f"; {ranks} GPUs" if more else ""), apply, not more)
+
+
+def _offloaded(run: Run, job: Job) -> Iterator[Change]:
+    """Host memory for what is used once a step, or once a layer."""
+    if not isinstance(run.checkpoint, NoCheckpoint) and not job.offload_activations:
+        yield Change(
+            "--offload activations",
+            "every boundary crosses the link to the host twice",
+            lambda run, job: (run, replace(job, offload_activations=True)),
+        )
+    if isinstance(job.recipe.sharding, Zero) and job.recipe.sharding.stage > 0 and not job.recipe.offload.optimizer:
+        moved = Offload(parameters=job.recipe.offload.parameters, optimizer=True)
+        yield Change(
+            "--offload optimizer",
+            "the step runs on the CPU, gradients and weights cross the link",
+            lambda run, job: (run, replace(job, recipe=dataclasses.replace(job.recipe, offload=moved))),
+        )
 
 
 def _mesh(run: Run, degree: str, cost: str) -> Change:

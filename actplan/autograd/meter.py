@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-
 GRANULE = 512
 """Every allocation is rounded up to this (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)."""
 
@@ -52,8 +51,7 @@ class Meter:
             self.peak, self.peak_event = self.live, self.events
         if self.replaying:
             self.rebuilt += nbytes
-            if self.live > self.replay_peak:
-                self.replay_peak = self.live
+            self.replay_peak = max(self.replay_peak, self.live)
         elif self.live > self.plain_peak:
             self.plain_peak = self.live
         if self.photograph is not None:

@@ -16,7 +16,7 @@ import msgspec
 from ..units import DType
 from .meter import Meter, rounded
 from .node import Edge, Node, Rule
-from .tensor import Shape, Storage, Tensor, contiguous_strides
+from .tensor import HELD, Shape, Storage, Tensor, contiguous_strides
 
 OUTSIDE = -1
 """The stage of whatever belongs to no layer."""
@@ -67,6 +67,11 @@ class SavedTensor(msgspec.Struct):
     """The stages that save it, kept for shared tables only."""
     holders: list[ref[Kept]] = msgspec.field(default_factory=list)
     """Whoever saved it."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a module holds it from step to step."""
+        return self.owner is not None and self.owner.startswith(HELD)
 
 
 class Selection:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
+HELD = "held:"
+"""How the owner of a storage begins that a module holds from step to step."""
+
+
 class Storage:
     """A block of memory. `meter` is None for parameters and for gradients once they are accumulated."""
 
@@ -57,6 +61,11 @@ class Storage:
         if extra and self._meter is not None:
             self._meter.grow(id(self), extra)
             self._size += extra
+
+    def hold(self, module: str) -> None:
+        """Belongs to a module from now on, which had one like it before: nothing that a step allocates."""
+        self.owner = HELD + module
+        self.disown()
 
     def disown(self) -> int:
         """Stop counting this storage (a gradient that became `.grad`); its rounded bytes, 0 if done before."""

@@ -27,7 +27,8 @@ def matrix_bytes(facts: Facts) -> int:
     """One T × T copy for all heads of one layer on this rank, in the run's type."""
     run = facts.run
     heads = max((h for layer in facts.model.layers if (h := _heads(layer.mixer))), default=0)
-    return run.micro_batch_size * -(-heads // facts.mesh.tp) * run.local_length * run.sequence_length * run.dtype.itemsize
+    rows = run.micro_batch_size * -(-heads // facts.mesh.tp) * run.local_length
+    return rows * run.sequence_length * run.dtype.itemsize
 
 
 def _heads(mixer: object) -> int:
@@ -79,7 +80,8 @@ def _recurrent(facts: Facts) -> Said:
     size = states * FP32.itemsize // facts.mesh.tp
     yield (
         "context-parallel-recurrent",
-        f"{' and '.join(kinds)} reads its sequence in order: neither ring nor all-gather attention divides it. It needs "
+        f"{' and '.join(kinds)} reads its sequence in order: neither ring nor all-gather attention divides it. It "
+        "needs "
         f"its own kind of context parallelism, which hands the state from rank to rank ({gib(size)} a layer in fp32, "
         f"and its gradient), or exchanges heads by all-to-all; counted is that tokens are divided and nothing added",
     )

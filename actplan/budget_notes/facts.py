@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import cached_property
 
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ Said = Iterator[tuple[str, str]]
 """Codes and messages."""
 
 
-def gib(size: float) -> str:
+def gib(size: float | Fraction) -> str:
     """`12.34 GiB`."""
     return f"{format_gib(round(size))} GiB"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ..ops.head_types import logits_dtype
-from ..units import FP32
+from ..units import FP32, DType
 from .facts import Facts, Said, gib
 
 LARGE_SHARE = 0.2
-SMALL_SHARE = 0.03
+SMALL_SHARE = 0.02
 BIG_VOCABULARY = 0.2
 
 
@@ -18,6 +17,11 @@ def loss_notes(facts: Facts) -> Said:
         yield from _copies(facts)
         yield from _held(facts)
     yield from _vocabulary(facts)
+
+
+def _made(facts: Facts) -> DType:
+    """The type in which the output projection, or what follows it at once, makes the logits."""
+    return FP32 if facts.model.head.fp32 else facts.run.dtype
 
 
 def _share(facts: Facts) -> Said:
@@ -36,21 +40,22 @@ def _share(facts: Facts) -> Said:
 
 
 def _copies(facts: Facts) -> Said:
-    run, made = facts.run, logits_dtype(facts.model, facts.run)
+    run, made = facts.run, _made(facts)
     low, wide = facts.logits * made.itemsize, facts.logits * FP32.itemsize
     if 2 * wide < SMALL_SHARE * facts.found.total_bytes:
         return
     stored = sum(facts.chosen.layer_saved_bytes)
-    more = max(phase.loss_bytes for phase in facts.found.phases) > stored
+    more = 2 * wide > stored
     each = f" ({gib(low / run.micro_batch_size)} a sequence)" if run.micro_batch_size > 1 else ""
     copies = [f"logits in {made} {gib(low)}{each}"]
     if made != FP32:
         copies.append(f"the same in fp32 {gib(wide)}")
     copies += [f"log-probabilities in fp32 {gib(wide)}", f"in backward gradients of both, {gib(wide)} a copy in fp32"]
-    beside = f"; together more than what all layers keep ({gib(stored)})" if more else ""
+    beside = f"; the two fp32 ones are more than what all layers keep ({gib(stored)})" if more else ""
     yield (
         "logits-copies",
-        f"the naive loss makes: {', '.join(copies)}{beside}. Their type is a choice: {made} follows from --dtype "
+        f"the naive loss makes, for {run.tokens:,} tokens × {facts.model.vocab_size:,} words: "
+        f"{', '.join(copies)}{beside}. Their type is a choice: {made} follows from --dtype "
         f"{run.dtype}, head.fp32 makes them fp32 at once. Chunking the loss behind the head lowers none of the logits "
         f"themselves: only a loss fused with the projection, or a head that itself runs in chunks, does (--loss fused)",
     )
@@ -60,7 +65,7 @@ def _held(facts: Facts) -> Said:
     size = facts.logits * FP32.itemsize
     if size < SMALL_SHARE * facts.found.total_bytes:
         return
-    low = facts.logits * logits_dtype(facts.model, facts.run).itemsize
+    low = facts.logits * _made(facts).itemsize
     yield (
         "logits-held",
         f"not counted: logits that something still refers to across steps (an output kept for a metric, a variable of "

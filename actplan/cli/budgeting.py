@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from ..errors import InputError
@@ -28,10 +29,14 @@ OFFLOADED = ("parameters", "optimizer", "activations")
 
 def settled(model: Model, run: RunOptions, options: BudgetOptions) -> Run:
     """The run that the options describe, as the recipe they name trains it; a GPU's kernels where one is named."""
-    settings = run.run(model)
+    return settled_point(run.run(model), run, options)
+
+
+def settled_point(settings: Run, given: RunOptions, options: BudgetOptions) -> Run:
+    """The same for settings that are assembled already, as a sweep's point."""
     if options.gpu is not None:
         settings = replace(settings, device="cuda")
-    return trained(settings, run, options.recipe)
+    return trained(settings, given, options.recipe)
 
 
 def trained(settings: Run, given: RunOptions, recipe: str | None) -> Run:
@@ -70,6 +75,38 @@ def _budgeted(report: Report, model: Model, run: Run, options: BudgetOptions) ->
     report = replace(report, budget=found, notes=with_budget_notes(report.notes, model, run, job, found))
     target = target_of(options, job.gpu)
     return report if target is None else replace(report, fit=fit(model, run, job, found, target))
+
+
+def budget_row(model: Model, run: Run, options: BudgetOptions) -> dict[str, object]:
+    """What a budget adds to a row of a sweep, and the GPU-hours of a priced one; nothing where neither is asked for."""
+    row: dict[str, object] = {}
+    if options.wanted:
+        row.update(_sizes(model, run, options))
+    if options.tokens is not None:
+        cost = _priced(Report(), model, run, options).cost
+        assert cost is not UNSET
+        row.update(gpu_hours=cost.gpu_hours, recompute_gpu_hours=cost.recompute_gpu_hours)
+    return row
+
+
+def _sizes(model: Model, run: Run, options: BudgetOptions) -> dict[str, object]:
+    from ..budget import budget
+    from ..estimate.autograd import subject
+
+    job = job_of(run, options)
+    found = budget(model, run, job, subject(model, run))
+    row: dict[str, object] = {
+        "peak_phase": found.peak_phase,
+        "total_bytes": found.total_bytes,
+        "reserved_low_bytes": found.reserved_bytes.low,
+        "reserved_high_bytes": found.reserved_bytes.high,
+        "device_low_bytes": found.device_bytes.low,
+        "device_high_bytes": found.device_bytes.high,
+    }
+    target = target_of(options, job.gpu)
+    if target is not None:
+        row.update(limit_bytes=target.limit_bytes, fits=target.fits(found))
+    return row
 
 
 def job_of(run: Run, options: BudgetOptions) -> Job:

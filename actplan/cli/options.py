@@ -101,6 +101,9 @@ class RunOptions:
     checkpoint_dtype: Annotated[
         str | None, Option("--checkpoint-dtype", metavar="DTYPE", help="Type of the kept segment inputs.")
     ] = None
+    mtp: Annotated[
+        bool, Option("--mtp", help="Train multi-token prediction, as Megatron-Core does and Transformers does not.")
+    ] = False
     hold_logits: Annotated[
         bool, Option("--hold-logits", help="The caller still holds the logits during backward.")
     ] = False
@@ -157,6 +160,7 @@ class RunOptions:
         return Run(
             **plain,  # type: ignore[arg-type]
             mesh=mesh,
+            mtp=self.mtp,
             hold_logits=self.hold_logits,
             adapters=self._adapters(),
             frozen=self._frozen(),
@@ -190,10 +194,10 @@ class BudgetOptions:
 
     recipe: Annotated[
         str | None,
-        Option("--recipe", metavar="NAME", help="How weights are trained: bf16, autocast, fsdp, zero-3, lora, …"),
+        Option("--recipe", metavar="NAME", help="How weights are trained: bf16, autocast, fsdp, zero-3, lora, ..."),
     ] = None
     optimizer: Annotated[
-        str | None, Option("--optimizer", metavar="NAME", help="adamw, adamw8bit, adafactor, lion, muon, sgd, …")
+        str | None, Option("--optimizer", metavar="NAME", help="adamw, adamw8bit, adafactor, lion, muon, sgd, ...")
     ] = None
     offload: Annotated[
         str | None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..mesh import Mesh
 from ..policies import Blocks, NoCheckpoint
 from ..report import Checkpointed, Estimates, ModelInfo, Peak, Report, RunInfo, Segmentation
@@ -64,7 +66,7 @@ def sweep_row(model: Model, run: Run) -> dict[str, object]:
 
 def num_parameters(model: Model, run: Run) -> int:
     """Parameters of the whole model, counted by running its layers; on a mesh, by running them undivided."""
-    whole = run if run.mesh == Mesh() else Run(sequence_length=1)
+    whole = run if run.mesh == Mesh() else Run(sequence_length=1, mtp=run.mtp)
     return subject(model, whole).profile.num_parameters
 
 
@@ -94,7 +96,23 @@ def run_info(model: Model, run: Run) -> RunInfo:
         loss=run.loss,
         checkpoint=str(run.checkpoint),
         checkpoint_dtype=str(run.checkpoint_dtype or run.dtype),
+        **_trained_how(run),
     )
+
+
+def _trained_how(run: Run) -> dict[str, Any]:
+    """Precision, adapters and quantised base, where they are not the plain ones."""
+    said: dict[str, Any] = {} if run.precision == "pure" else {"precision": run.precision}
+    if run.adapters is not None:
+        lora = run.adapters
+        saved = f", {' and '.join(lora.modules_to_save)} in full" if lora.modules_to_save else ""
+        kind = "dora" if lora.dora else "lora"
+        said["adapters"] = f"{kind} of rank {lora.rank} on {', '.join(lora.targets)}{saved}"
+    if run.quantised is not None:
+        said["quantised"] = f"nf4, the rest in {'fp32' if run.quantised.upcast else run.dtype}"
+    if run.mtp:
+        said["mtp"] = True
+    return said
 
 
 def peak(chosen: Segmented) -> Peak:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+import msgspec
 from msgspec.structs import replace
 
 from ..autograd.meter import rounded
 from ..autograd.tape import SavedTensor
 from ..chain import Chain, Checkpointed, Evaluation, Option, Schedule, Stored, Unit, evaluate
+from ..layers.model import uncrossed
 from ..layers.names import outside_parts
+from ..layers.prediction import part_of
 from ..menus import Menus, menus
 from ..policies import NOTHING_KEPT, Keeps, Layers, Policy, Segment, kept_outputs
 from ..profile import LayerProfile, ModelProfile, profile
@@ -47,7 +50,7 @@ class Subject:
     def layers(self) -> Layers:
         """What a policy may look at."""
         saved = [layer.saved_bytes for layer in self.profile.layers]
-        return Layers(self.model.num_layers, self.model.block(), saved)
+        return Layers(self.model.num_layers, self.model.block(), saved, self.model.lead)
 
     @cached_property
     def held_bytes(self) -> int:
@@ -67,7 +70,8 @@ class Subject:
     def under(self, policy: Policy) -> Segmented:
         """With the segments that the policy chooses; where nothing is trained a segment keeps nothing."""
         layers = self.profile.layers
-        chosen = tuple(part for part in policy.segments(self.layers) if layers[part[1]].reached)
+        segments = uncrossed(policy.segments(self.layers), self.profile.exits)
+        chosen = tuple(part for part in segments if layers[part[1]].reached)
         keeps = kept_outputs(policy, chosen)
         if keeps:
             self.menus.check(dict.fromkeys(word for words in keeps.values() for word in sorted(words)))
@@ -131,15 +135,14 @@ class Segmented:
         """What is saved by the embedding, the final norm, the output projection and the loss."""
         sizes = {"embedding": sum(row.nbytes * row.count for row in _all_rows(self.profile.embedding))}
         parts = outside_parts(self.model.naming)
-        for row in self.profile.head.saved:
-            part = parts.get(row.module, "loss")
+        for row in self.profile.ending(checkpointed=bool(self.segments)).saved:
+            part = part_of(row.module) or parts.get(row.module, "loss")
             sizes[part] = sizes.get(part, 0) + row.nbytes * row.count
-        return OutsideLayers(**{part: sizes.get(part, 0) for part in OutsideLayers.__struct_fields__})
+        return OutsideLayers(**{"final_norm": 0, "head": 0, "loss": 0, **sizes})
 
     @property
     def saved_bytes(self) -> int:
-        outside = self.outside_layers
-        return sum(self.layer_saved_bytes) + outside.embedding + outside.final_norm + outside.head + outside.loss
+        return sum(self.layer_saved_bytes) + sum(msgspec.to_builtins(self.outside_layers).values())
 
     @property
     def end_forward_bytes(self) -> int:
@@ -183,7 +186,8 @@ class Segmented:
     def recompute_flops_fraction(self) -> float:
         """FLOPs run again over those of a step without recomputation (backward is twice the forward)."""
         flops = self.profile.flops
-        return self.evaluation.cost / (3 * flops) if flops else 0.0
+        again = self.evaluation.cost + self.profile.ending(checkpointed=bool(self.segments)).again
+        return again / (3 * flops) if flops else 0.0
 
     @property
     def _base(self) -> int:

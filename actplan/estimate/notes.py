@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from msgspec.structs import replace
 
+from ..autograd.tape import SavedTensor
 from ..layers.head import is_masked
 from ..policies import Blocks, EveryLayer, NoCheckpoint, Sqrt
 from ..report import Note
-from ..spec import Attention, GatedDeltaNet, Model, Run
+from ..spec import Attention, GatedDeltaNet, LatentAttention, Model, Run
 from ..units import FP32, format_gib
 from . import textbook
 from .autograd import Segmented, segmented
@@ -25,11 +27,12 @@ def notes(model: Model, run: Run, table: Table, chosen: Segmented) -> tuple[Note
             _loss(model, run),
             _better_segmentation(table),
             _kernels(model, run),
+            _matrices(model, run, chosen),
             _mask(model, run),
             _device(model, run, chosen),
             _positions(model, run),
             _recomputation(model, run),
-            _left_out(model),
+            _left_out(model, run),
             _not_modelled(model, run, chosen),
         )
         for code, message in part
@@ -37,6 +40,8 @@ def notes(model: Model, run: Run, table: Table, chosen: Segmented) -> tuple[Note
 
 
 Said = Iterator[tuple[str, str]]
+PREDICTION = "multi-token prediction"
+"""What `left_out` calls it, which a run with `--mtp` does not leave out."""
 
 
 def _widest(model: Model) -> Said:
@@ -106,16 +111,38 @@ def _kernels(model: Model, run: Run) -> Said:
                 "the torch fallback of Gated DeltaNet keeps the states of all chunks; install flash-linear-attention "
                 "and causal-conv1d and use --linear-attention fla",
             )
-    if run.attention == "eager":
-        yield (
-            "eager-attention",
-            "eager attention keeps T × T probabilities for every head, in fp32 and in the model's type",
-        )
     if run.dtype is FP32 and run.attention != "eager":
         yield (
             "flash-fp32",
             "flash kernels do not run in fp32: read this as a kernel that keeps the same five tensors",
         )
+
+
+def _matrices(model: Model, run: Run, chosen: Segmented) -> Said:
+    """What eager attention keeps of T × T, by the ledger."""
+    if run.attention != "eager":
+        return
+    layers = chosen.profile.layers
+    kept = [sum(r.nbytes * r.count for r in layer.saved if _is_matrix(r, run)) for layer in layers]
+    heads = max((layer.mixer.num_attention_heads for layer in model.layers if _has_heads(layer.mixer)), default=0)
+    if not any(kept):
+        return
+    copy = run.micro_batch_size * (heads // run.mesh.tp) * run.local_length * run.sequence_length * run.dtype.itemsize
+    yield (
+        "eager-attention",
+        f"eager attention keeps T × T probabilities for every head, in fp32 and in the model's type: "
+        f"{run.micro_batch_size} × {heads // run.mesh.tp} heads × {run.local_length:,} × {run.sequence_length:,} is "
+        f"{format_gib(copy)} GiB a copy in {run.dtype}, {format_gib(max(kept))} GiB kept in a layer, "
+        f"{format_gib(sum(kept))} GiB in all of them without checkpointing; --attention sdpa or flash keeps none",
+    )
+
+
+def _is_matrix(row: SavedTensor, run: Run) -> bool:
+    return len(row.shape) >= 3 and row.shape[-1] == run.sequence_length and row.shape[-2] == run.local_length
+
+
+def _has_heads(mixer: object) -> TypeGuard[Attention | LatentAttention]:
+    return isinstance(mixer, (Attention, LatentAttention))
 
 
 def _mask(model: Model, run: Run) -> Said:
@@ -178,8 +205,10 @@ def _recomputation(model: Model, run: Run) -> Said:
     )
 
 
-def _left_out(model: Model) -> Said:
+def _left_out(model: Model, run: Run) -> Said:
     for part in model.left_out:
+        if run.mtp and part.name == PREDICTION:
+            continue
         yield (
             "left-out",
             f"{part.name}: {part.num_parameters:,} parameters that the configuration mentions are not part of the "

@@ -57,9 +57,12 @@ def position_ids(m: Scope, length: int) -> Tensor:
     return m.tape.empty(first.shape, INT64, "add")
 
 
-def output_weight(m: Scope, model: Model) -> Tensor:
-    """The output projection's weight: the embedding's own where they are tied."""
+def output_weight(m: Scope, model: Model, own: str | None = None) -> Tensor:
+    """The output projection's weight: the embedding's own where they are tied, that of the module `own`."""
     names = m.names
+    if own is not None:
+        shape = (m.local(model.vocab_size, "vocabulary"), model.hidden_size)
+        return m.tape.parameter(f"{own}.lm_head.weight", shape, m.dtype)
     embedding = f"{names.get('model', 'model')}.{names.get('embed_tokens', 'embed_tokens')}.weight"
     path = embedding if model.tie_word_embeddings else "lm_head.weight"
     if "lm_head" in m.copies:
@@ -69,16 +72,16 @@ def output_weight(m: Scope, model: Model) -> Tensor:
     return m.tape.parameter(path, (m.local(model.vocab_size, "vocabulary"), model.hidden_size), m.dtype)
 
 
-def output_bias(m: Scope, model: Model) -> Tensor | None:
+def output_bias(m: Scope, model: Model, own: str | None = None) -> Tensor | None:
     """The output projection's bias, where it has one."""
     if not model.head.bias:
         return None
-    return m.tape.parameter("lm_head.bias", (m.local(model.vocab_size, "vocabulary"),), m.dtype)
+    return m.tape.parameter("lm_head.bias" if own is None else f"{own}.lm_head.bias", (m.local(model.vocab_size, "vocabulary"),), m.dtype)
 
 
-def logits(m: Scope, hidden: Tensor, model: Model) -> Tensor:
+def logits(m: Scope, hidden: Tensor, model: Model, own: str | None = None) -> Tensor:
     """The output projection, [B, T, hidden] to [B, T, vocabulary]."""
-    return linear(enter(m, hidden), output_weight(m, model), output_bias(m, model))
+    return linear(enter(m, hidden), output_weight(m, model, own), output_bias(m, model, own))
 
 
 def causal_loss(m: Scope, logits: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
@@ -91,9 +94,11 @@ def causal_loss(m: Scope, logits: Tensor, labels: Tensor, vocabulary: int) -> Te
     return losses.cross_entropy(logits, shifted)
 
 
-def naive_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, *, hold_logits: bool) -> tuple[Tensor, Tensor | None]:
+def naive_loss(
+    m: Scope, hidden: Tensor, ids: Tensor, model: Model, *, hold_logits: bool, own: str | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Logits for all tokens, then cross-entropy; also the logits, where the caller keeps them."""
-    scores = m.call("lm_head", logits, to(hidden, m.dtype), model)
+    scores = m.call("lm_head", logits, to(hidden, m.dtype), model, own)
     if model.head.fp32:
         scores = to(scores, FP32)
     if model.head.scaled:
@@ -106,11 +111,11 @@ def naive_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, *, hold_logi
     return loss, scores if hold_logits else None
 
 
-def fused_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model) -> Tensor:
+def fused_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, own: str | None = None) -> Tensor:
     """Liger's linear cross-entropy in place of output projection and loss."""
     hidden = enter(m, hidden)
     flat = reshape(to(hidden, m.dtype), -1, hidden.shape[-1])
-    return losses.fused_linear_cross_entropy(flat, output_weight(m, model), view(ids, -1))
+    return losses.fused_linear_cross_entropy(flat, output_weight(m, model, own), view(ids, -1))
 
 
 def needs_tables(model: Model) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ..autograd import Tensor
 from ..ops import embedding as ops
 from ..ops.elementwise import add, mul_scalar
@@ -59,8 +61,14 @@ def _attends(layer: Layer) -> bool:
 
 def shared(m: Scope, model: Model, run: Run) -> Shared:
     """Masks, then rope tables."""
-    masks = {window: mask for window in _windows(model) if (mask := _mask(m, model, run, window)) is not None}
-    return Shared(masks, _tables(m, model, run), model.rope.local, model.num_layers)
+    masks = {window: mask for window in _windows(_whole(model, run)) if (mask := _mask(m, model, run, window)) is not None}
+    return Shared(masks, _tables(m, _whole(model, run), run), model.rope.local, model.num_layers)
+
+
+def _whole(model: Model, run: Run) -> Model:
+    """The model with the layer of multi-token prediction among its layers, where the run has it."""
+    layer = model.mtp_layer if run.mtp and run.loss != "none" else None
+    return model if layer is None or layer in model.layers else replace(model, layers=(*model.layers, layer))
 
 
 def _windows(model: Model) -> list[Window]:

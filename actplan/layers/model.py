@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..policies import Segment
 from ..spec import Layer, Model, Run
 from ..units import INT64
-from . import head, inputs
+from . import head, inputs, prediction
 from .block import decoder_layer
 from .inputs import Shared
 from .kernels import kernels
@@ -156,18 +156,23 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Up to the loss (or the hidden states); also the logits, where the caller holds them."""
     ids = _token_ids(m.tape, run)
-    hidden = m.call("model", _language_model, ids, model, run, segments, keeps, stepper, numbers)
+    prediction.check_predicts(model, run)
+    states, exits = m.call("model", _language_model, ids, model, run, segments, keeps, stepper, numbers)
+    hidden = states[0]
     head.output_weight(m, model)  # the model has them, whether or not this run uses them
     head.output_bias(m, model)
     if run.loss == "none":
         stepper.end(model.num_layers + 1)
         return hidden, None
+    losses = prediction.mtp_losses(m, states[1:], ids, model, run)
+    del states
     if run.loss == "fused":
         loss, held = m.call("<loss>", head.fused_loss, hidden, ids, model), None
     else:
         loss, held = head.naive_loss(m, hidden, ids, model, hold_logits=run.hold_logits)
+    losses += [loss, *prediction.exit_losses(m, exits, ids, model, run)]
     stepper.end(model.num_layers + 1)
-    return loss, held
+    return prediction.summed(losses), held
 
 
 def _token_ids(tape: Tape, run: Run) -> Tensor:
@@ -181,8 +186,11 @@ def _token_ids(tape: Tape, run: Run) -> Tensor:
 def _language_model(
     m: Scope, ids: Tensor, model: Model, run: Run, segments: tuple[Segment, ...], keeps: Keeps, stepper: _Stepper,
     numbers: Sequence[int],
-) -> Tensor:
-    """Embedding, layers, final norm (LlamaModel.forward): what is local here lives until the layers are through."""
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Embedding, layers, final norm (LlamaModel.forward): what is local here lives until the layers are through.
+
+    The hidden states that go into the losses, and those at early exits.
+    """
     stepper.begin(0)
     inputs_embeds = inputs.embed(m, ids, model)
     if run.input_require_grads:
@@ -199,7 +207,8 @@ def _language_model(
             hidden = _layer(m, i, numbers[i], hidden, layer, given, stepper)
         return hidden
 
-    for first, last, checkpointed in _units(model.num_layers, segments):
+    exits, left = prediction.exits(model, run), []
+    for first, last, checkpointed in _units(model.num_layers, uncrossed(segments, exits)):
         if checkpointed:
             given = shared.of(model.layers[first : last + 1])
             positional = given.masks.values() if model.naming in POSITIONAL_MASK else ()
@@ -209,10 +218,14 @@ def _language_model(
             hidden = checkpoint(m.tape, run_segment, hidden, *positional, name=_layer_name(m, numbers[first]), keep=keep)
         else:
             hidden = _layer(m, first, numbers[first], hidden, model.layers[first], shared, stepper)
+        if last + 1 in exits:
+            left.append(hidden)
     stepper.begin(model.num_layers + 1)
     normed = m.call("norm", norm, hidden, model.norm)
     m.held = None
-    return normed
+    if prediction.predictor(model, run) is None:
+        return [normed], left
+    return prediction.predict(m, normed, ids, model, shared, checkpointed=bool(segments)), left
 
 
 def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: Shared, stepper: _Stepper) -> Tensor:
@@ -224,6 +237,16 @@ def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: S
 
 def _layer_name(m: Scope, i: int) -> str:
     return f"{m.names.get('layers', 'layers')}.{i}"
+
+
+def uncrossed(segments: Sequence[Segment], exits: Sequence[int]) -> tuple[Segment, ...]:
+    """Segments cut where an early exit reads the hidden state: a checkpoint has one output."""
+    found: list[Segment] = []
+    for first, last in segments:
+        inner = [after for after in exits if first < after <= last]
+        starts = [first, *inner]
+        found.extend(zip(starts, [*(after - 1 for after in inner), last], strict=True))
+    return tuple(found)
 
 
 def _units(num_layers: int, segments: tuple[Segment, ...]) -> list[tuple[int, int, bool]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..spec import Frozen, Run
 from .adapters import adapted, is_adapter
+from .fake_quantised import fake_quantised_linear
 from .four_bit import four_bit_linear
 from .scope import TRAINED_COPY, Projection, plain_linear
 
@@ -54,5 +55,9 @@ def _numbers(part: str, i: int) -> bool:
 
 def projection(run: Run) -> Projection:
     """Plain linears, quantised ones, adapters on either."""
-    base = plain_linear if run.quantised is None else four_bit_linear(run.quantised, run.dtype)
+    base: Projection = plain_linear
+    if run.quantised is not None:
+        base = four_bit_linear(run.quantised, run.dtype)
+    elif run.fake_quantised is not None:
+        base = fake_quantised_linear(run.fake_quantised)
     return base if run.adapters is None else adapted(run.adapters, base, quantised=run.quantised is not None)

@@ -61,3 +61,14 @@ def checked_mamba2(mamba: Mamba2, where: str) -> Mamba2:
 
 
 __all__ = ["checked_latent_attention", "checked_mamba2", "checked_moe"]
+
+
+def checked_exits(exits: tuple[int, ...], num_layers: int) -> None:
+    """Early exits stand between layers, in order."""
+    for i, after in enumerate(exits):
+        if not after < num_layers or after in exits[:i] or (i and after < exits[i - 1]):
+            raise InputError(
+                f"no early exit after {after} layers" + (" again" if after in exits[:i] else ""),
+                where=f"exits[{i}]",
+                allowed=f"numbers of layers from 1 to {num_layers - 1}, rising",
+            )

@@ -4,8 +4,8 @@ A `Document` is plain data (words, numbers, lists, mappings) with the fields bel
 it and gives the `Model`. Every reader (YAML, presets, `config.json`) produces a document and nothing else,
 so every check and every `--set` works alike on all of them.
 
-    name, title, hidden_size, vocab_size, tie_word_embeddings, norm, rope, supports_sdpa, liger, left_out
-                        as in `actplan.spec.Model`
+    name, title, hidden_size, vocab_size, tie_word_embeddings, norm, rope, supports_sdpa, liger, left_out, mtp, exits,
+    exit_head           as in `actplan.spec.Model`
     layers              the pattern: names of kinds, repeated and nested (`actplan.load.pattern`)
     num_layers          optional; the pattern must then add up to it
     attention, gated_deltanet, latent_attention, mamba2, mlp, moe
@@ -52,7 +52,7 @@ MIXERS = {
 FeedForwardName = Literal["mlp", "moe", "none"]
 FEED_FORWARDS = ("mlp", "moe")
 """The sections that a feed-forward network may be of."""
-MODEL_KEYS = tuple(key for key in fields_of(Model) if key not in ("source", "layers"))
+MODEL_KEYS = tuple(key for key in fields_of(Model) if key not in ("source", "layers", "mtp_layer"))
 DOCUMENT_KEYS = (
     *("name", "title", "hidden_size", "vocab_size", "num_layers", "layers"),
     *(key for key in MODEL_KEYS if key not in ("name", "title", "hidden_size", "vocab_size")),

@@ -174,8 +174,7 @@ def phi3(config: Config) -> Fields:
 def qwen3_5_text(config: Config) -> Fields:
     """configuration_qwen3_5.py, Qwen3_5TextConfig: a plain feed-forward network in every layer."""
     fields = {**qwen3_5_hybrid(config, key_value_heads=4), "mlp": mlp(config), "liger": ["rms_norm", "swiglu"]}
-    predicted = multi_token_prediction(config, fields)
-    return {**fields, **({"left_out": [predicted]} if predicted else {})}
+    return {**fields, **multi_token_prediction(config, fields)}
 
 
 def qwen3_5_hybrid(config: Config, *, key_value_heads: int) -> Fields:

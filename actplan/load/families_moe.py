@@ -169,8 +169,7 @@ def qwen3_5_moe_text(config: Config) -> Fields:
         "moe": {**moe(config, experts=256, chosen=8, width=512), **shared_expert(config)},
         "liger": ["rms_norm", "swiglu", "experts"],
     }
-    predicted = multi_token_prediction(config, fields)
-    return {**fields, **({"left_out": [predicted]} if predicted else {})}
+    return {**fields, **multi_token_prediction(config, fields)}
 
 
 @reader("qwen3_5_moe")
@@ -232,8 +231,7 @@ def deepseek_v3(config: Config) -> Fields:
         **({"mlp": mlp(config)} if any(dense) else {}),
         "liger": ["rms_norm", "swiglu", "experts"],
     }
-    predicted = latent_multi_token_prediction(config, fields)
-    return {**fields, **({"left_out": [predicted]} if predicted else {})}
+    return {**fields, **latent_multi_token_prediction(config, fields)}
 
 
 READ_AS_DEEPSEEK = ("kimi_k2",)

@@ -61,8 +61,17 @@ def gemma3_vision(config: Config, text_hidden: int) -> Fields:
     return {"name": "vision tower", "num_parameters": tower + h * text_hidden + h}
 
 
-def multi_token_prediction(config: Config, fields: dict[str, Any]) -> Fields | None:
-    """The multi-token-prediction module, which Transformers skips on loading
+def _predicted(num_parameters: int, depths: int, kind: str, *, own_embedding: bool = False) -> Fields:
+    """What a run leaves out without `--mtp`, and what it is made of with it."""
+    own = {"own_embedding": True} if own_embedding else {}
+    return {
+        "left_out": [{"name": "multi-token prediction", "num_parameters": num_parameters}],
+        "mtp": {"num_layers": depths, "kind": kind, **own},
+    }
+
+
+def multi_token_prediction(config: Config, fields: dict[str, Any]) -> Fields:
+    """The multi-token-prediction module, if there is one; Transformers skips it on loading
     (`_keys_to_ignore_on_load_unexpected`).
 
     As released checkpoints hold it under `mtp.` (vLLM's Qwen3NextMultiTokenPredictor):
@@ -73,7 +82,7 @@ def multi_token_prediction(config: Config, fields: dict[str, Any]) -> Fields | N
     depth = config.count("mtp_num_hidden_layers")
     own_embedding = config.flag("mtp_use_dedicated_embeddings", False)
     if not depth:
-        return None
+        return {}
     h, a = fields["hidden_size"], fields["attention"]
     query, key_value = a["num_attention_heads"] * a["head_dim"], a["num_key_value_heads"] * a["head_dim"]
     biases = 2 * query + 2 * key_value + h if a.get("qkv_bias") else 0
@@ -81,16 +90,16 @@ def multi_token_prediction(config: Config, fields: dict[str, Any]) -> Fields | N
     layer = attention + _feed_forward(fields) + 2 * h
     embedding = fields["vocab_size"] * h if own_embedding else 0
     count = 2 * h * h + 3 * h + depth * layer + embedding
-    return {"name": "multi-token prediction", "num_parameters": count}
+    return _predicted(count, depth, "full_attention", own_embedding=own_embedding)
 
 
-def latent_multi_token_prediction(config: Config, fields: dict[str, Any]) -> Fields | None:
+def latent_multi_token_prediction(config: Config, fields: dict[str, Any]) -> Fields:
     """DeepSeek-V3's modules, `model.layers.61` in its checkpoint (arXiv 2412.19437, section 2.2), each: enorm, hnorm,
     eh_proj from both to one hidden state, a decoder layer with experts, and the head's norm. Embedding and head are
     the model's own."""
     depth = config.count("num_nextn_predict_layers")
     if not depth:
-        return None
+        return {}
     h, a = fields["hidden_size"], fields["latent_attention"]
     heads, head_dim = a["num_attention_heads"], a["qk_nope_head_dim"] + a["qk_rope_head_dim"]
     rank = a.get("q_lora_rank")
@@ -100,7 +109,7 @@ def latent_multi_token_prediction(config: Config, fields: dict[str, Any]) -> Fie
     biases = (rank or 0) + a["kv_lora_rank"] + a["qk_rope_head_dim"] + h if a.get("bias") else 0
     attention = queries + latent + expanded + heads * a["v_head_dim"] * h + biases
     layer = attention + _feed_forward(fields) + 2 * h
-    return {"name": "multi-token prediction", "num_parameters": depth * (2 * h * h + 3 * h + layer)}
+    return _predicted(depth * (2 * h * h + 3 * h + layer), depth, "latent_attention")
 
 
 def _feed_forward(fields: dict[str, Any]) -> int:

@@ -135,9 +135,9 @@ def _paths(top: Sequence[str]) -> list[str]:
 
 def _nested() -> dict[str, type]:
     """Fields of the document that are mappings themselves."""
-    from ..spec import Embedding, Head, Residual, Rope
+    from ..spec import Embedding, Head, Mtp, Residual, Rope
 
-    return {"rope": Rope, "residual": Residual, "embedding": Embedding, "head": Head}
+    return {"rope": Rope, "residual": Residual, "embedding": Embedding, "head": Head, "mtp": Mtp}
 
 
 def _is_known(keys: tuple[str, ...], top: Sequence[str]) -> bool:
@@ -220,6 +220,9 @@ def with_num_layers(document: Document, value: object) -> Document:
     changes: dict[str, object] = {"layers": format_pattern([name for name, _ in layers[:value]])}
     if "num_layers" in given:
         changes["num_layers"] = value
+    exits = given.get("exits")
+    if isinstance(exits, list):
+        changes["exits"] = [after for after in exits if not isinstance(after, int) or after < value] or None
     if overrides:
         changes["overrides"] = _grouped([change for _, change in layers[:value]]) or None
     return document.with_fields(**changes)

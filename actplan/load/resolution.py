@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import InputError
 from ..spec import Attention, FeedForward, GatedDeltaNet, LatentAttention, Layer, Mamba2, Mixer, Mlp, Model, Moe
-from .checks import checked_latent_attention, checked_mamba2, checked_moe
+from .checks import checked_exits, checked_latent_attention, checked_mamba2, checked_moe
 from .document import (
     DOCUMENT_KEYS,
     FEED_FORWARDS,
@@ -40,7 +40,11 @@ def resolve(document: Document) -> Model:
     values = {key: check(types[key].type, given[key], key) for key in MODEL_KEYS if key in given}
     values.setdefault("title", values.get("name"))
     model = build(Model, {**values, "source": document.source, "layers": ()}, "")
-    return msgspec.structs.replace(model, layers=_Resolver(given, model).layers(layer_names(given)))
+    resolver = _Resolver(given, model)
+    layers = resolver.layers(layer_names(given))
+    mtp_layer = resolver.predicting(layers[-1]) if model.mtp else None
+    checked_exits(model.exits, len(layers))
+    return msgspec.structs.replace(model, layers=layers, mtp_layer=mtp_layer)
 
 
 class _Resolver:
@@ -67,13 +71,19 @@ class _Resolver:
             built[key] = self.labelled(*key)
         return tuple(built[key] for key in keys)
 
-    def check_names(self, names: tuple[str, ...]) -> None:
+    def predicting(self, last: Layer) -> Layer:
+        """The layer of multi-token prediction: the model's last, or of the kind that is named."""
+        kind = self.model.mtp.kind if self.model.mtp else None
+        if kind is None:
+            return last
+        self.check_names((kind,), "mtp.kind")
+        return self.labelled(kind, ())
+
+    def check_names(self, names: tuple[str, ...], where: str = "layers") -> None:
         known = (*MIXERS, *self.kinds)
         for name in dict.fromkeys(names):
             if name not in known:
-                raise InputError(
-                    f"unknown kind of layer {name[:64]!r}", where="layers", choices=known, got=name[:64]
-                )
+                raise InputError(f"unknown kind of layer {name[:64]!r}", where=where, choices=known, got=name[:64])
 
     def changed_layers(self, count: int) -> dict[int, _Changes]:
         """Layer -> the overrides that touch it, by number, in the order of the document."""

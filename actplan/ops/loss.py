@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
 from ..units import FP32
-from .casts import widen
+from .casts import lower, widen
 from .function import custom, new
 from .views import attach
 
@@ -56,14 +56,27 @@ def fused_chunk(tokens: int, hidden: int, vocabulary: int) -> int:
     return min(tokens, 1 << (-(-tokens // increase) - 1).bit_length())
 
 
+def _chunk(x: Tensor, weight: Tensor, rows: int) -> None:
+    """One chunk of the fused loss after another. Autocast casts rows and the transposed weight for each product of
+    logits anew, and remembers the weight's own cast, which the product with their gradient is given."""
+    (tokens, hidden), vocabulary, low = x.shape, weight.shape[0], x.tape.autocast or x.dtype
+    for _ in range(1 if low is x.dtype else min(2, -(-tokens // rows))):
+        given = [] if low is x.dtype else [new(x, (rows, hidden), low), new(weight, weight.shape, low)]
+        logits = new(x, (rows, vocabulary), low, "logits_chunk")
+        del given
+        if low is not x.dtype:
+            lower(weight)
+            new(x, (rows, hidden), low, "matmul")
+        del logits
+
+
 def fused_linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     """Liger's linear cross-entropy: gradients are formed in forward, chunk by chunk, and are what it keeps."""
     (tokens, hidden), vocabulary = x.shape, weight.shape[0]
     grad_input = new(x, x.shape, op="grad_input")
     grad_weight = new(weight, weight.shape, op="grad_weight") if weight.requires_grad else None
     loss = new(x, (tokens,), FP32, "loss_1d")
-    chunk = new(x, (fused_chunk(tokens, hidden, vocabulary), vocabulary), op="logits_chunk")
-    del chunk
+    _chunk(x, weight, fused_chunk(tokens, hidden, vocabulary))
     x.tape.count_flops(2 * tokens * hidden * vocabulary)
     out = new(x, (), FP32, "sum")
     del loss

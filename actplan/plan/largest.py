@@ -17,7 +17,10 @@ from .planner import dominated_by, named
 
 Axis = Literal["seq", "batch", "layers"]
 AXES: tuple[str, ...] = get_args(Axis)
-MOST = {"seq": 1 << 40, "batch": 1 << 40, "layers": 4096}
+MOST = {"seq": 1 << 40, "batch": 1 << 40, "layers": 512}
+"""Where the search stops."""
+MOST_SOLVED = 160
+"""Layers up to which the cheapest schedule is looked for; beyond it, one of lowest peak."""
 GROWTH = 8
 
 
@@ -53,7 +56,8 @@ def largest(
     parts: dict[str, object] = {}
     if deep:
         about = candidates(subject(*scaled(model, run, axis, deep * unit)), only, per_op=per_op)
-        policy, chosen = named(about, about.within(room) or about.lowest)
+        solved = about.layers <= MOST_SOLVED
+        policy, chosen = named(about, (about.within(room) if solved else None) or about.lowest)
         parts["with_checkpointing"] = Extent(
             value=deep * unit,
             policy=str(policy),
@@ -77,8 +81,9 @@ def scaled(model: Model, run: Run, axis: str, value: int) -> tuple[Model, Run]:
         return model, replace(run, sequence_length=value)
     if axis == "batch":
         return model, replace(run, micro_batch_size=value)
-    block = model.layers[: model.block()]
-    return replace(model, layers=(block * (value // len(block) + 1))[:value]), run
+    lead = model.layers[: model.lead]
+    block = model.layers[model.lead : model.lead + model.block()]
+    return replace(model, layers=(lead + block * (value // len(block) + 1))[:value], exits=()), run
 
 
 def _unit(run: Run) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from ..report import Accounting, Estimates, Peak, Report, Segmentation
+from ..report import Accounting, Band, Budget, Cost, Estimates, Peak, PhaseBytes, Report, Segmentation
 from . import budget
 from .blocks import Block, Column, Line, Note, Table
 from .csv import Sheet
@@ -164,12 +164,15 @@ HEADER = (
     *("end_forward_bytes", "peak_forward_bytes", "peak_backward_bytes"),
     *("num_segments", "recompute_flops_fraction"),
     *(f"{kind}.{key}" for kind in ("textbook", "autograd") for key in Accounting.__struct_fields__),
+    *(key for key in PhaseBytes.__struct_fields__ if key != "phase"),
+    *("low", "high", "limit_bytes", "fits", "headroom_bytes"),
+    *(key for key in Cost.__struct_fields__),
 )
 """The CSV's columns: keys of the JSON, dotted where they are nested."""
 
 
 def sheet(report: Report) -> Sheet:
-    """One CSV record for each estimate and each segmentation."""
+    """One CSV record for each estimate and each segmentation; of a budget for each phase, band, verdict and price."""
     return Sheet(HEADER, _records(report))
 
 
@@ -179,6 +182,22 @@ def _records(report: Report) -> Iterator[dict[str, object]]:
             yield {"row": "estimate", "name": name, **_flat(estimate)}
     for row in report.segmentations if report.segmentations is not UNSET else ():
         yield {"row": "segmentation", "name": row.policy, **_flat(msgspec.to_builtins(row))}
+
+
+    if report.budget is not UNSET:
+        yield from _budget_records(report.budget)
+    for name, part in (("fit", report.fit), ("cost", report.cost)):
+        if part is not UNSET:
+            yield {"row": name, "name": name, **_flat(msgspec.to_builtins(part))}
+
+
+def _budget_records(found: Budget) -> Iterator[dict[str, object]]:
+    for phase in found.phases:
+        yield {"row": "budget", "name": phase.phase, **_flat(msgspec.to_builtins(phase))}
+    yield {"row": "band", "name": "allocated", "low": found.total_bytes, "high": found.total_bytes}
+    for name in ("reserved", "framework", "device"):
+        band: Band = getattr(found, f"{name}_bytes")
+        yield {"row": "band", "name": name, "low": band.low, "high": band.high}
 
 
 def _flat(value: dict[str, Any]) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from ..report import ModelInfo, RunInfo
 from .numbers import rounded, whole
 
@@ -31,9 +33,11 @@ def run_line(run: RunInfo) -> str:
     """`1 × 8,192 tokens · bf16 · hf modules, sdpa, fla · naive loss`, and the policy where one is chosen."""
     parts = [
         f"{whole(run.micro_batch_size)} × {whole(run.sequence_length)} tokens",
-        run.dtype,
+        run.dtype if run.precision is UNSET else f"{run.dtype} {run.precision}",
+        *(part for part in (run.adapters, run.quantised) if part is not UNSET),
         f"{run.kernels} modules, {run.attention}, {run.linear_attention}",
         f"{run.loss} loss" if run.loss != "none" else "no loss",
+        *([] if run.mtp is UNSET else ["multi-token prediction"]),
     ]
     if run.checkpoint != "none":
         kept = f", boundaries in {run.checkpoint_dtype}" if run.checkpoint_dtype != run.dtype else ""

@@ -26,7 +26,7 @@ def blocks(rows: Sequence[Mapping[str, object]], *, heading: str = "") -> list[B
     keys = list(dict.fromkeys(key for row in rows for key in row))
     common = [key for key in keys if _is_common(key, rows)]
     if common:
-        shown.append(Line(" · ".join(f"{_title(key)} {rows[0][key]}" for key in common)))
+        shown.append(Line(" · ".join(f"{_title(key)} {_any(key, rows)}" for key in common)))
     keys = [key for key in keys if key not in common]
     columns = tuple(_column(key, rows) for key in keys)
     cells = tuple(tuple(_cell(key, row.get(key, "")) for key in keys) for row in rows)
@@ -35,8 +35,13 @@ def blocks(rows: Sequence[Mapping[str, object]], *, heading: str = "") -> list[B
 
 def _is_common(key: str, rows: Sequence[Mapping[str, object]]) -> bool:
     """Whether it is a word, and the same in every row: a setting that is not swept."""
-    values = {row.get(key) for row in rows}
-    return len(values) == 1 and isinstance(rows[0].get(key), str)
+    values = {row[key] for row in rows if key in row}
+    return len(values) == 1 and key != "reason" and isinstance(next(iter(values)), str)
+
+
+def _any(key: str, rows: Sequence[Mapping[str, object]]) -> object:
+    """The value that every row has that has one."""
+    return next(row[key] for row in rows if key in row)
 
 
 def _title(key: str) -> str:
@@ -49,7 +54,9 @@ def _column(key: str, rows: Sequence[Mapping[str, object]]) -> Column:
 
 
 def _cell(key: str, value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
         return str(value)
     if key.endswith("_bytes"):
         return gib(int(value))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import InputError
+from ..layers.prediction import part_of
 from ..mesh import Mesh
 from ..profile import EMBEDDING, HEAD, Parameter
 
@@ -142,7 +143,8 @@ def _head(units: Sequence[Unit], wanted: bool, pp: int) -> tuple[Unit, ...]:
 
 def tied_embedding(units: Sequence[Unit]) -> Parameter | None:
     """The word embedding, where the head has no output projection of its own."""
-    if any(len(p.shape) == 2 for unit in units if unit.kind == "head" for p in unit.parameters):
+    heads = (p for unit in units if unit.kind == "head" for p in unit.parameters)
+    if any(len(p.shape) == 2 and part_of(p.name) is None for p in heads):
         return None
     words = [p for unit in units if unit.kind == "embedding" for p in unit.parameters]
     return max(words, key=lambda p: p.numel, default=None)

@@ -50,7 +50,6 @@ def torch_dtype(text: str) -> Any:
 
 
 # -- a user's own module
-# --------------------------------------------------------------------------------------------
 
 
 def build_python(source: Any, options: TraceOptions) -> Built:
@@ -105,7 +104,6 @@ def _name(source: Any) -> str:
 
 
 # -- a Transformers configuration
-# ------------------------------------------------------------------------------------
 
 
 def load_config(source: Any, overrides: dict[str, Any] | None = None) -> Any:

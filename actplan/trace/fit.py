@@ -18,7 +18,7 @@ from ..ledgerfile import Point as SizePoint
 from . import build, patches
 from .fitstage import Shared, fit_stage, same_at_batch_one
 from .options import TraceOptions
-from .places import Place, pattern, representatives, role, shared_tensors
+from .places import Place, as_traced, every_place, pattern, representatives, role, shared_tensors
 from .polynomial import Point
 from .result import TraceResult
 from .run import quiet, trace_built
@@ -51,12 +51,26 @@ def fit_ledger(
         check: (batch, length) pairs to compare with traces that the fit has not seen.
     """
     options = replace(options, checkpoint="none", hold_logits=False)
-    with _Source(source, options) as model:
-        points, unseen = _sizes(model, lengths, sorted(set(batches)), check)
-        samples = {point: model.trace(*point) for point in points}
-        ledger = _assemble(model, samples)
-        checked = [_check(ledger, model, point) for point in unseen]
-        return _with(ledger, checked=checked, notes=[*ledger.notes, *_doubts(ledger, checked)])
+    for whole in (False, True):
+        with _Source(source, options, whole=whole) as model:
+            points, unseen = _sizes(model, lengths, sorted(set(batches)), check)
+            if not whole and _revisits(model.trace(*points[0])):
+                continue  # which layer runs when is known only from the whole model
+            return _fit(model, points, unseen)
+    raise AssertionError("unreachable")
+
+
+def _fit(model: _Source, points: list[Point], unseen: list[Point]) -> Ledger:
+    samples = {point: model.trace(*point) for point in points}
+    ledger = _assemble(model, samples)
+    checked = [_check(ledger, model, point) for point in unseen]
+    return _with(ledger, checked=checked, notes=[*ledger.notes, *_doubts(ledger, checked)])
+
+
+def _revisits(sample: TraceResult) -> bool:
+    """Does a layer run more than once in a step?"""
+    names = [stage.name for stage in sample.stages if stage.kind != stage.name]
+    return len(set(names)) < len(names)
 
 
 def _doubts(ledger: Ledger, checked: list[Check]) -> list[str]:
@@ -79,8 +93,8 @@ def _doubts(ledger: Ledger, checked: list[Check]) -> list[str]:
 class _Source:
     """A model built once and traced at many sizes, cut down to as many layers as show every kind."""
 
-    def __init__(self, source: Any, options: TraceOptions) -> None:
-        self.source, self.options = source, options
+    def __init__(self, source: Any, options: TraceOptions, *, whole: bool) -> None:
+        self.source, self.options, self.whole = source, options, whole
         self.python = build.is_python(source)
         self._context: Any = None
         self.built: Any = None
@@ -117,7 +131,7 @@ class _Source:
         model = self.built.model
         self.kinds = layer_kinds(model)
         self.num_parameters = sum(p.numel() for p in model.parameters())
-        if not self.python:
+        if not self.python and not self.whole:
             build.truncate(model, _enough(self.kinds))
 
     def trace(self, batch: int, seq: int) -> TraceResult:
@@ -184,7 +198,6 @@ def _loops(model: _Source) -> bool:
 
 
 # -- assembling
-# -----------------------------------------------------------------------------------------------------
 
 
 def _assemble(model: _Source, samples: dict[Point, TraceResult]) -> Ledger:
@@ -194,7 +207,7 @@ def _assemble(model: _Source, samples: dict[Point, TraceResult]) -> Ledger:
         raise InputError("the model runs other layers at other sizes", where="fit")
     places = [Place(i, s.name, s.kind, role(any_sample.stages, i)) for i, s in enumerate(any_sample.stages)]
     shared = shared_tensors(any_sample, places)
-    chosen = representatives(any_sample, places, shared)
+    chosen = every_place(places) if model.whole else representatives(any_sample, places, shared)
     one = _stages({p: s for p, s in samples.items() if p[0] == 1}, chosen, shared)
     many = _stages({p: s for p, s in samples.items() if p[0] > 1}, chosen, shared)
     return Ledger(
@@ -206,7 +219,7 @@ def _assemble(model: _Source, samples: dict[Point, TraceResult]) -> Ledger:
         traced=[SizePoint(*p) for p in samples],
         checked=[],
         stages=many or one,
-        pattern=pattern(model.kinds, places, chosen),
+        pattern=as_traced(places, chosen) if model.whole else pattern(model.kinds, places, chosen),
         batch_one={k: v for k, v in one.items() if many and not same_at_batch_one(v, many[k])},
         kernels=list(any_sample.kernels),
         notes=list(any_sample.notes),
@@ -233,13 +246,12 @@ def _run_words(model: _Source) -> dict[str, str]:
 
 
 # -- checking
-# ----------------------------------------------------------------------------------------------------------
 
 
 def _check(ledger: Ledger, model: _Source, point: Point) -> Check:
     """Trace once more, at a size the fit has not seen: how far off is the ledger, of the layers traced?"""
     truth = model.trace(*point)
-    guess = replace_pattern(ledger, truth).evaluate(*point)
+    guess = (ledger if model.whole else replace_pattern(ledger, truth)).evaluate(*point)
     peaks = guess.peaks()
     error = max(
         abs(peaks.peak_forward_bytes / truth.peak_forward_bytes - 1),

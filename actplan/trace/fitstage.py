@@ -135,7 +135,6 @@ def _aligned(lists: Sequence[tuple[Event, ...]]) -> bool:
 
 
 # -- saved tensors
-# -----------------------------------------------------------------------------------------------------
 
 
 def _rows(samples: Sequence[TraceResult], fit: _Fitter, index: int, prefix: str, shared: Shared) -> list[Row]:

@@ -77,7 +77,24 @@ def shared_tensors(sample: TraceResult, places: list[Place]) -> dict[tuple[int, 
     return found
 
 
+def every_place(places: list[Place]) -> dict[str, Place]:
+    """Each place a kind of its own: for a model that runs a layer more than once."""
+    return {f"{_label(place)} ({place.index})": place for place in places}
+
+
+def as_traced(places: list[Place], chosen: dict[str, Place]) -> list[Span]:
+    """The pattern of `every_place`."""
+    labels = {place.index: label for label, place in chosen.items()}
+    return [
+        Span(labels[p.index], 1, p.name.rpartition(".")[0], int(p.name.rpartition(".")[2]))
+        if p.role == "layer"
+        else Span(labels[p.index])
+        for p in places
+    ]
+
+
 def pattern(kinds: dict[str, list[str]], places: list[Place], chosen: dict[str, Place]) -> list[Span]:
+    """The whole model's stages in order, its layers in their stacks' full length."""
     by_place = {place.index: label for label, place in chosen.items()}
     spans: list[Span] = []
     done: set[str] = set()

@@ -71,7 +71,6 @@ def largest(polys: Iterable[Poly]) -> list[Poly]:
 
 
 # -- from samples
-# -------------------------------------------------------------------------------------------------
 
 
 def fit_size(values: Sequence[int], points: Sequence[Point], hints: tuple[int, ...] = ()) -> Poly | None:

@@ -125,7 +125,6 @@ def alive_at(recorder: Recorder, index: int, limit: int = 50) -> tuple[LiveTenso
 
 
 # -- stages
-# -----------------------------------------------------------------------------------------------------------
 
 
 def stage_records(recorder: Recorder, model: Any) -> tuple[StageRecord, ...]:

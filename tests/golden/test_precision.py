@@ -2,8 +2,8 @@
 against measured steps of a T4 and an A6000.
 
 `reference/precision.json`: every saved tensor, and the peaks, of runs with torch 2.13.0, Transformers 5.24.0, peft
-0.21.2 and bitsandbytes 0.50.2. Autocast there is the CPU's with CUDA's fp32 lists applied in front of each function
-(aten/src/ATen/autocast_mode.h): fake CUDA tensors cannot run backward without a GPU.
+0.21.2, bitsandbytes 0.50.2 and torchao 0.18.0. Autocast there is the CPU's with CUDA's fp32 lists applied in front of
+each function (aten/src/ATen/autocast_mode.h): fake CUDA tensors cannot run backward without a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actplan.estimate.autograd import segmented
 from actplan.layers.model import Walk, walk
 from actplan.load.loader import load_model
 from actplan.profile import profile
-from actplan.spec import Attention, FourBit, Frozen, Layer, Lora, Mlp, Model, Run
+from actplan.spec import Attention, FakeQuantised, FourBit, Frozen, Layer, Lora, Mlp, Model, Run
 from actplan.units import DTYPES, FP16, FP32, MIB
 
 REFERENCE = Path(__file__).parent.parent / "reference"
@@ -42,7 +42,8 @@ def _name(r: Record) -> str:
     adapters = "" if lora is None else f"{'dora' if lora.get('dora') else 'lora'}-{len(lora['targets'])}"
     words = (
         r["config"], r["precision"], r["dtype"], r["attention"], "ckpt" if r["checkpointed"] else "", adapters,
-        "4bit" if "four_bit" in r else "", f"frozen-{len(r['frozen'])}" if "frozen" in r else "",
+        "4bit" if "four_bit" in r else "", "qat" if "fake_quantised" in r else "",
+        f"frozen-{len(r['frozen'])}" if "frozen" in r else "",
     )  # fmt: skip
     return "-".join(word for word in words if word)
 
@@ -83,6 +84,7 @@ def _run(r: Record) -> Run:
         quantised=None
         if four_bit is None
         else FourBit(nested=four_bit.get("double", False), upcast=four_bit.get("prepare", True)),
+        fake_quantised=FakeQuantised() if r.get("fake_quantised") else None,
         frozen=Frozen(parts=tuple(part.removeprefix("model.") for part in r.get("frozen", ()))),
         input_require_grads=r.get("input_require_grads", False),
     )
@@ -135,6 +137,7 @@ RUNS = {
     "lora-autocast": Run(adapters=Lora(), precision="autocast"),
     "first-layers": Run(frozen=Frozen(first_layers=5, parts=("embed_tokens",))),
     "embedding": Run(frozen=Frozen(parts=("embed_tokens",))),
+    "fake-quantised": Run(fake_quantised=FakeQuantised()),
     "two-layers": Run(frozen=Frozen(only=("layers.9", "layers.11"))),
     "first-layers-autocast": Run(frozen=Frozen(first_layers=5, parts=("embed_tokens",)), precision="autocast"),
 }

@@ -1,0 +1,120 @@
+"""Notes on frozen parts, adapters, quantised bases, and on checkpointing them."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ..policies import NoCheckpoint
+from .facts import Facts, Said, gib
+from .states import trained_bytes
+
+LARGE = 0.1
+
+
+def tuning_notes(facts: Facts) -> Said:
+    """All that apply."""
+    yield from _no_gradient(facts)
+    yield from _frozen_trunk(facts)
+    yield from _saved_modules(facts)
+    yield from _upcast(facts)
+    yield from _casts(facts)
+    yield from _boundaries(facts)
+
+
+def _no_gradient(facts: Facts) -> Said:
+    """Checkpointing whose first input needs no gradient."""
+    trained = any(p.trainable for p in facts.profile.embedding.parameters)
+    if not facts.checkpoints or trained or facts.run.input_require_grads:
+        return
+    without = facts.with_run(checkpoint=NoCheckpoint())
+    yield (
+        "checkpoint-needs-grad",
+        f"the embedding is frozen, so the first layers' input needs no gradient: reentrant checkpointing then trains "
+        f"nothing in them ('None of the inputs have requires_grad=True') and frameworks that notice keep everything: "
+        f"{gib(without)} in place of {gib(facts.found.total_bytes)}. Use use_reentrant=False, or "
+        f"enable_input_require_grads() (--input-require-grads), and check that gradients are not None",
+    )
+
+
+def _frozen_trunk(facts: Facts) -> Said:
+    """Frozen layers keep activations as soon as anything below them is trained."""
+    run, layers = facts.run, facts.profile.layers
+    if run.trains_all:
+        return
+    saved = facts.chosen.layer_saved_bytes
+    frozen = [i for i, layer in enumerate(layers) if any(not p.trainable for p in layer.parameters) and layer.reached]
+    size, skipped = sum(saved[i] for i in frozen), sum(not layer.reached for layer in layers)
+    if not size:
+        return
+    policy = str(run.checkpoint)
+    beside = f"; the {skipped} layers below all that is trained keep nothing" if skipped else ""
+    plain = sum(facts.subject.under(NoCheckpoint()).layer_saved_bytes[i] for i in frozen)
+    without = f", {gib(plain)} without checkpointing" if facts.checkpoints else ""
+    yield (
+        "frozen-stores",
+        f"freezing saves gradients and states, not activations: {len(frozen)} layers with frozen weights still keep "
+        f"{gib(size)} for backward (checkpoint {policy}){without}, since something in or below them is trained{beside}",
+    )
+
+
+def _saved_modules(facts: Facts) -> Said:
+    lora = facts.run.adapters
+    if lora is None or not lora.modules_to_save:
+        return
+    count, each = trained_bytes(facts, tuple(lora.modules_to_save))
+    if not count:
+        return
+    yield (
+        "saved-modules",
+        f"{', '.join(lora.modules_to_save)} trained in full beside the adapters: {count:,} parameters at "
+        f"{float(each):g} bytes each (weight, gradient and two moments in their own type), {gib(count * each)}, and "
+        "the "
+        f"frozen originals stay in memory too",
+    )
+
+
+def _upcast(facts: Facts) -> Said:
+    four = facts.run.quantised
+    if four is None:
+        return
+    other = facts.with_run(quantised=replace(four, upcast=not four.upcast))
+    more = (facts.found.total_bytes - other) * (1 if four.upcast else -1)
+    now, then = ("fp32", f"--recipe qlora-plain leaves them {facts.run.dtype}: {gib(more)} less")
+    if not four.upcast:
+        prepared = "prepare_model_for_kbit_training (--recipe qlora)"
+        now, then = (str(facts.run.dtype), f"{prepared} makes them fp32: {gib(more)} more")
+    yield (
+        "kbit-upcast",
+        f"norms, embedding and head of the quantised model are in {now}, and so the residual stream between layers; "
+        f"{then}",
+    )
+
+
+def _casts(facts: Facts) -> Said:
+    run = facts.run
+    if run.precision != "autocast":
+        return
+    matrices = [p for p in facts.parameters if len(p.shape) >= 2 and p.dtype.itemsize > run.dtype.itemsize]
+    lookup = sum(p.numel for p in facts.profile.embedding.parameters if len(p.shape) >= 2)
+    values = sum(p.numel for p in matrices) - (0 if facts.model.tie_word_embeddings else lookup)
+    yield (
+        "autocast-copies",
+        f"autocast makes {run.dtype} copies of the fp32 matrices, {gib(values * run.dtype.itemsize)} for all, which "
+        f"backward needs: they are counted among the activations, and under checkpointing live until the forward ends "
+        f"(aten/src/ATen/autocast_mode.cpp: cached_cast)",
+    )
+
+
+def _boundaries(facts: Facts) -> Said:
+    chosen = facts.chosen
+    count = len(chosen.segments)
+    size = count * chosen.held_bytes
+    if not count or (size < LARGE * facts.found.total_bytes and not facts.job.offload_activations):
+        return
+    where = "in host memory" if facts.job.offload_activations else "on the device"
+    tip = "" if facts.job.offload_activations else "; --offload activations keeps them in host memory instead"
+    yield (
+        "checkpoint-boundaries",
+        f"{count} checkpoints keep their inputs {where}, {gib(chosen.held_bytes)} each, {gib(size)} together{tip}",
+    )
+
