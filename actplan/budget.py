@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from .autograd.meter import rounded
 from .chain import Chain, Checkpointed, Evaluation, Option, Schedule, Stage, Stored, Unit, evaluate
 from .estimate.autograd import Subject
 from .gpus import Gpu, framework_bytes, library_workspace, reserved_range
@@ -164,10 +165,20 @@ def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget
     phases = (
         _phase("forward_loss", static, workspace, *fullest[0].forward(), waiting),
         _phase("backward", static, workspace, *fullest[1].backward(), waiting),
-        _phase("optimizer_step", static, workspace, 0, 0, None, 0),
+        _phase("optimizer_step", static, workspace, *_held_at_step(plan, run, subject), None, 0),
     )
     moved = sum(chunk.host_bytes for chunk in chunks) * plan.in_flight if job.offload_activations else 0
     return StageBudget(plan, phases, dataclasses.replace(static, host_bytes=static.host_bytes + moved))
+
+
+def _held_at_step(plan: StagePlan, run: Run, subject: Subject) -> tuple[int, int]:
+    """(activations, loss) still alive in the optimizer step, where the caller holds the logits: the logits, and by
+    their graph the embedding's output and its gradient, if that was made a leaf (enable_input_require_grads)."""
+    if not (run.hold_logits and plan.head and run.loss == "naive"):
+        return 0, 0
+    logits = run.tokens * run.mesh.divide(subject.model.vocab_size, "tp", "the vocabulary") * run.residual_dtype.itemsize
+    leaf = 2 * subject.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
+    return rounded(leaf), rounded(logits)
 
 
 class _Chunk:

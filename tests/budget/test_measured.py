@@ -1,0 +1,133 @@
+"""Budgets against published measurements of whole training steps (tests/reference/measured.json).
+
+t4-: LoRA and QLoRA steps on a Tesla T4, allocated and reserved peaks of forward, backward and optimizer step apart
+(Anassbzdd/fitcheck). Their loop holds the logits during backward and step, makes the embedding's output a leaf that
+requires a gradient, checkpoints every layer, and runs attention eagerly or by the memory-efficient kernel.
+
+a6000-: whole steps on an RTX A6000 (vramcalc). The records do not say all of their setting; what fits all seven is a
+padding mask, logits held, the previous step's gradients alive, and LoRA on the four attention projections.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from actplan.budget import Job, budget
+from actplan.estimate.autograd import subject
+from actplan.gpus import load_gpu
+from actplan.policies import EveryLayer, NoCheckpoint
+from actplan.recipes import load_recipe
+from actplan.report import Budget
+from actplan.spec import Attention, FourBit, Layer, Lora, Mlp, Model, Run
+from actplan.units import BF16, FP16, FP32, MIB
+
+MEDIAN_ERROR, WORST_ERROR = 0.02, 0.06
+RECORDS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent.parent / "reference" / "measured.json").read_text(encoding="utf-8")
+)
+T4 = [record for record in RECORDS if record["id"].startswith("t4-")]
+A6000 = [record for record in RECORDS if record["id"].startswith("a6000-")]
+PHASES = ("peak_forward_mib", "peak_backward_mib", "peak_optimizer_mib")
+LLAMAS = {  # published config.json files
+    "Llama-3.2-1B": (2048, 16, 32, 8, 64, 8192, True),
+    "Llama-3.2-3B": (3072, 28, 24, 8, 128, 8192, True),
+    "Llama-3.1-8B": (4096, 32, 32, 8, 128, 14336, False),
+}
+
+
+def dense(hidden: int, layers: int, mixer: Attention, inner: int, vocabulary: int, *, tied: bool) -> Model:
+    layer = Layer(kind="full_attention", mixer=mixer, mlp=Mlp(intermediate_size=inner))
+    return Model(
+        name="measured",
+        title="measured",
+        source="test",
+        hidden_size=hidden,
+        vocab_size=vocabulary,
+        layers=(layer,) * layers,
+        tie_word_embeddings=tied,
+    )
+
+
+def on_a_t4(record: dict[str, Any]) -> Budget:
+    dims, quantised = record["dims"], record["quantization"] != "none"
+    mixer = Attention(
+        num_attention_heads=dims["heads"],
+        num_key_value_heads=dims["kv_heads"],
+        head_dim=dims["head_dim"],
+        qkv_bias="Qwen2.5" in record["model"],
+    )
+    model = dense(
+        dims["hidden"], dims["layers"], mixer, dims["intermediate"], dims["vocab"], tied=dims["tied"]
+    )
+    run = Run(
+        sequence_length=record["seq"],
+        micro_batch_size=record["micro_batch"],
+        dtype=FP16,
+        attention="eager" if record["attention"] == "eager" else "efficient",
+        device="cuda",
+        hold_logits=True,
+        input_require_grads=True,
+        checkpoint=EveryLayer(),
+        adapters=Lora(rank=record["lora_rank"], targets=tuple(record["lora_targets"])),
+        quantised=FourBit(nested=record["double_quant"]) if quantised else None,
+    )
+    job = Job(recipe=load_recipe("qlora" if quantised else "lora", "adamw"), gpu=load_gpu("t4-16gb"))
+    return budget(model, run, job, subject(model, run))
+
+
+def errors_on_t4(found: Budget, record: dict[str, Any]) -> list[float]:
+    return [
+        phase.total_bytes / MIB / record["measured"][name] - 1
+        for phase, name in zip(found.phases, PHASES, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("record", T4, ids=lambda record: str(record["id"])[14:])
+def test_every_phase_of_a_t4_step(record: dict[str, Any]) -> None:
+    found = on_a_t4(record)
+    assert max(map(abs, errors_on_t4(found, record))) <= WORST_ERROR
+    reserved = record["measured"]["peak_reserved_mib"] * MIB
+    assert found.reserved_bytes.low * 0.98 <= reserved <= found.reserved_bytes.high * 1.02
+
+
+def on_an_a6000(record: dict[str, Any]) -> Budget:
+    name = str(record["id"])
+    hidden, layers, heads, kv_heads, head_dim, inner, tied = LLAMAS[record["model"]]
+    mixer = Attention(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim)
+    model = dense(hidden, layers, mixer, inner, 128256, tied=tied)
+    adapted = "lora" in name
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj")
+    run = Run(
+        sequence_length=record["seq"],
+        micro_batch_size=record["micro_batch"],
+        dtype=BF16,
+        padding_mask=True,
+        device="cuda",
+        hold_logits=True,
+        precision="autocast" if "amp" in name else "pure",
+        adapters=Lora(rank=16, targets=targets, dtype=FP32) if adapted else None,
+        checkpoint=EveryLayer() if "ckpt" in name else NoCheckpoint(),
+    )
+    plain = "autocast" if "amp" in name else "bf16"
+    recipe = dataclasses.replace(load_recipe("lora" if adapted else plain, "adamw"), accumulation_steps=2)
+    return budget(model, run, Job(recipe=recipe, gpu=load_gpu("a6000-48gb")), subject(model, run))
+
+
+@pytest.mark.parametrize("record", A6000, ids=lambda record: str(record["id"]))
+def test_a_whole_a6000_step(record: dict[str, Any]) -> None:
+    found = on_an_a6000(record)
+    assert abs(found.total_bytes / (record["measured_value"] * 1e9) - 1) <= WORST_ERROR
+
+
+def test_the_median_error() -> None:
+    errors = [abs(error) for record in T4 for error in errors_on_t4(on_a_t4(record), record)]
+    errors += [abs(on_an_a6000(r).total_bytes / (r["measured_value"] * 1e9) - 1) for r in A6000]
+    assert len(T4) == 33
+    assert len(A6000) == 7
+    assert median(errors) <= MEDIAN_ERROR
