@@ -7,9 +7,10 @@ In backward, gradients count as they appear, stage by stage, unless a recipe kee
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from .autograd.meter import rounded
@@ -33,7 +34,7 @@ from .states import (
     states,
     units_of,
 )
-from .states.result import Phase
+from .states.result import MOMENTS, Moment, Phase
 from .states.units import Unit as WeightUnit
 
 PHASES: tuple[Phase, ...] = ("forward_loss", "backward", "optimizer_step")
@@ -160,12 +161,13 @@ def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget
     chunks = [_Chunk(span, plan, run, subject, growing, job) for span in plan.chunks]
     kept = sum(chunk.result.kept_bytes for chunk in chunks) // len(chunks)
     waiting = (plan.in_flight - 1) * kept
-    fullest = [max(chunks, key=lambda c: c.result.forward_bytes), max(chunks, key=lambda c: c.result.backward_bytes)]
     workspace = library_workspace(job.gpu).high if job.gpu is not None else 0
+    forward = max(chunks, key=lambda c: c.result.forward_bytes).forward()
+    backward = [_phase("backward", static, workspace, alive, waiting) for chunk in chunks for alive in chunk.backward()]
     phases = (
-        _phase("forward_loss", static, workspace, *fullest[0].forward(), waiting),
-        _phase("backward", static, workspace, *fullest[1].backward(), waiting),
-        _phase("optimizer_step", static, workspace, *_held_at_step(plan, run, subject), None, 0),
+        _phase("forward_loss", static, workspace, forward, waiting),
+        max(backward, key=lambda phase: phase.total_bytes),
+        _phase("optimizer_step", static, workspace, _Alive(*_held_at_step(plan, run, subject)), 0),
     )
     moved = sum(chunk.host_bytes for chunk in chunks) * plan.in_flight if job.offload_activations else 0
     return StageBudget(plan, phases, dataclasses.replace(static, host_bytes=static.host_bytes + moved))
@@ -179,6 +181,15 @@ def _held_at_step(plan: StagePlan, run: Run, subject: Subject) -> tuple[int, int
     logits = run.tokens * run.mesh.divide(subject.model.vocab_size, "tp", "the vocabulary") * run.residual_dtype.itemsize
     leaf = 2 * subject.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
     return rounded(leaf), rounded(logits)
+
+
+class _Alive(msgspec.Struct, frozen=True):
+    """What a step has allocated at one moment. gradients: None for what the recipe keeps in this phase."""
+
+    activations: int = 0
+    loss: int = 0
+    gradients: int | None = None
+    moment: Moment | None = None
 
 
 class _Chunk:
@@ -200,24 +211,46 @@ class _Chunk:
             part = _with_gradients(part, lower, subject, run, recipe)
         x_out = 0 if self.head else whole.boundary(upper + 1)
         self.chain = replace(whole, stages=part, x_out=x_out)
-        self.result: Evaluation = evaluate(self.chain, _schedule(len(part), segments, keeps, 1 if embedding else 0))
+        self.segments, self.keeps, self.shift = segments, keeps, 1 if embedding else 0
+        self.result: Evaluation = evaluate(self.chain, _schedule(len(part), segments, keeps, self.shift))
         self.base = subject.profile.context(checkpointed=bool(segments)).backward
         moved = job.offload_activations and bool(segments)
         self.host_bytes = len(segments) * (whole.copy or subject.profile.boundary_bytes) if moved else 0
         if moved:
             self.base += _in_transfer(len(segments)) * whole.boundary(lower + 1)
 
-    def forward(self) -> tuple[int, int, int | None]:
-        """(activations, loss, gradients) at the highest point of the forward."""
-        loss = self._loss(self.result.forward_bytes, self.result.forward_stage)
-        return self.base + self.result.forward_bytes - loss, loss, None
+    def forward(self) -> _Alive:
+        """What is alive at the highest point of the forward."""
+        size, stage = self.result.forward_bytes, self.result.forward_stage
+        loss = self._loss(size, stage)
+        return _Alive(self.base + size - loss, loss)
 
-    def backward(self) -> tuple[int, int, int | None]:
-        """(activations, loss, gradients) at the highest point of the backward."""
-        gradients = self.chain.gradients_after()[self.result.backward_stage] if self.progressive else None
-        rest = self.result.backward_bytes - (gradients or 0)
-        loss = self._loss(rest, self.result.backward_stage)
-        return self.base + rest - loss, loss, gradients
+    def backward(self) -> Iterator[_Alive]:
+        """What is alive at the highest points of the backward: at the loss, in the layers, at the end."""
+        if self.head:
+            last = len(self.chain) - 1
+            head = self.chain.stages[last]
+            yield self._at("loss", last, self.result.kept_bytes + self.chain.x_out + head.tb + head.g)
+        body = self._layers()
+        yield self._at("layers", body.backward_stage, body.backward_bytes)
+        first = self.chain.stages[0]
+        size = first.kept + self.chain.boundary(1) + first.tb + self.chain.gradients_after()[0]
+        yield self._at("end", 0, size)
+
+    def _layers(self) -> Evaluation:
+        """The backward without the head, which has left its gradients and the one that goes into the last layer."""
+        if not self.head or len(self.chain) == 1:
+            return self.result
+        head, rest = self.chain.stages[-1], list(self.chain.stages[:-1])
+        rest[-1] = replace(rest[-1], g=rest[-1].g + head.g)
+        chain = replace(self.chain, stages=tuple(rest), x_out=head.x)
+        return evaluate(chain, _schedule(len(rest), self.segments, self.keeps, self.shift))
+
+    def _at(self, moment: Moment, stage: int, size: int) -> _Alive:
+        gradients = self.chain.gradients_after()[stage] if self.progressive else None
+        rest = size - (gradients or 0)
+        loss = self._loss(rest, stage)
+        return _Alive(self.base + rest - loss, loss, gradients, moment)
 
     def _loss(self, size: int, stage: int) -> int:
         """What of `size` is the head's: logits, their copies and gradients, where the peak is there."""
@@ -285,18 +318,16 @@ def _with_gradients(
     return tuple(made)
 
 
-def _phase(
-    phase: Phase, static: States, workspace: int, activations: int, loss: int, gradients: int | None, waiting: int
-) -> PhaseBytes:
-    """One phase's categories. gradients: those alive at the peak, None: what the recipe keeps in this phase."""
+def _phase(phase: Phase, static: States, workspace: int, alive: _Alive, waiting: int) -> PhaseBytes:
+    """One phase's categories at a moment of it."""
     sizes = {
         "parameters_bytes": static.bytes("parameters", phase),
-        "gradients_bytes": static.bytes("gradients", phase) if gradients is None else gradients,
+        "gradients_bytes": static.bytes("gradients", phase) if alive.gradients is None else alive.gradients,
         "optimizer_bytes": static.bytes("optimizer", phase),
-        "activations_bytes": activations + waiting,
-        "loss_bytes": loss,
+        "activations_bytes": alive.activations + waiting,
+        "loss_bytes": alive.loss,
         "workspace_bytes": static.bytes("workspace", phase) + workspace,
-        "communication_bytes": static.bytes("communication", phase),
+        "communication_bytes": static.bytes("communication", phase, moment=alive.moment),
     }
     total = sum(sizes.values())
     unborn = static.bytes("optimizer", phase) - static.bytes("optimizer", phase, first_step=True)
@@ -312,6 +343,7 @@ def _lines(static: States) -> tuple[BudgetLine, ...]:
             phases=tuple(sorted(line.phases)),
             reason=line.reason,
             source=line.source,
+            moments=UNSET if len(line.moments) == len(MOMENTS) else line.moments,
         )
         for line in static.lines
     )

@@ -186,7 +186,7 @@ class Explicit(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         parts = [",".join(_spans(self.chosen))]
-        parts += ["+".join(part.ops) + "@" + _progressions(part.layers) for part in self.kept]
+        parts += ["+".join(part.ops) + "@" + progressions(part.layers) for part in self.kept]
         return "segments:" + "/".join(parts)
 
 
@@ -251,7 +251,8 @@ _KEPT_FORM = "OUTPUT+OUTPUT@LAYER,FIRST..LAST,FIRST..LAST:STEP"
 def _parse_words(text: str, between: str, where: str) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(between)))
     if not all(word.isidentifier() for word in words):
-        raise InputError(f"{text[:64]!r} is no list of outputs", where=where, allowed="attention, matmul, names of modules")
+        allowed = "attention, matmul, names of modules"
+        raise InputError(f"{text[:64]!r} is no list of outputs", where=where, allowed=allowed)
     return words
 
 
@@ -284,7 +285,7 @@ def _spans(segments: Sequence[Segment]) -> Iterator[str]:
             at += 1
 
 
-def _progressions(layers: Sequence[int]) -> str:
+def progressions(layers: Sequence[int]) -> str:
     """Layer numbers in few words, as `_parse_layers` reads them: from each the longest run of equal steps."""
     left, parts = list(layers), []
     while left:
@@ -322,7 +323,8 @@ def _parse_segments(text: str, where: str) -> tuple[Segment, ...]:
             continue
         first, dash, last = part.strip().partition("-")
         if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
-            raise InputError(f"{part!r} is not a segment", where=where, allowed="segments:FIRST-LAST,… with layer numbers")
+            allowed = "segments:FIRST-LAST,… with layer numbers"
+            raise InputError(f"{part[:64]!r} is not a segment", where=where, allowed=allowed)
         a, b = int(first[:20]), int((last if dash else first)[:20])
         if b < a or (segments and a <= segments[-1][1]):
             raise InputError(f"segment {part!r} is out of order", where=where, allowed="increasing, disjoint segments")

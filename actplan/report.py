@@ -98,17 +98,17 @@ class Checkpointed(Part, frozen=True):
     """The chosen policy's row of the segmentation table."""
 
     policy: str
-    textbook: Accounting
     autograd: Accounting
+    textbook: Accounting | UnsetType = UNSET
 
 
 class Estimates(Part, frozen=True):
     """The three estimates, side by side."""
 
     residual: Residual
-    textbook: Textbook
     autograd: Autograd
     checkpointed: Checkpointed
+    textbook: Textbook | UnsetType = UNSET
 
 
 class Segmentation(Part, frozen=True):
@@ -117,8 +117,8 @@ class Segmentation(Part, frozen=True):
     policy: str
     num_segments: int
     recompute_flops_fraction: float
-    textbook: Accounting
     autograd: Accounting
+    textbook: Accounting | UnsetType = UNSET
 
 
 class LedgerRow(Part, frozen=True):
@@ -184,6 +184,8 @@ class BudgetLine(Part, frozen=True):
     phases: tuple[str, ...]
     reason: str
     source: str
+    moments: tuple[str, ...] | UnsetType = UNSET
+    """Of the backward: at the loss, in the layers, at the end; left out where it is alive in all."""
 
 
 class StageBytes(Part, frozen=True):

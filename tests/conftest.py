@@ -5,4 +5,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("cli", "golden", "schedule")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("cli", "golden", "plan", "schedule")]

@@ -71,8 +71,8 @@ def _replicated(facts: Facts) -> Said:
     )
 
 
-_LIVE = ("gathered root", "gathered layers", "gathered last layer", "gathered weights", "all-gather buffer")
-_BUCKETS = ("reduce-scatter buffers", "reduce buckets", "gradient buckets", "cast shards", "all-reduce buffer")
+_LIVE = ("gathered root", "gathered layers", "gathered weights", "all-gather buffer")
+_BUCKETS = ("reduce-scatter buffers", "root's reduce-scatter buffer", "reduce buckets", "gradient buckets", "cast shards", "all-reduce buffer")
 
 
 def _gathered(facts: Facts) -> Said:

@@ -18,7 +18,9 @@ from ..errors import InputError
 COMMANDS = {
     "estimate": "What a training step keeps for backward, three ways, and what checkpointing saves.",
     "sweep": "One row for each point of a range of lengths, batches, policies, ...",
+    "plan": "Where to checkpoint: the cheapest schedule that fits, the trade-off, the largest that fits.",
     "ledger": "Every saved tensor, with its shape, its bytes and the reason it is kept.",
+    "trace": "The same ledger from a real PyTorch model on fake tensors; compare; memory snapshots.",
     "presets": "The built-in models: list them, or show one as a specification.",
 }
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from ..errors import InputError
 from .budgeting import settled, with_budget
 from .grouping import grouped
 from .options import BudgetOptions, ModelOptions, RunOptions
@@ -25,6 +26,13 @@ def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output:
     whether it fits (exit 1 if not).
     """
     output.kind()
+    traced = model.traced()
+    if traced is not None:
+        from .trace import show
+
+        if budget.wanted or budget.tokens is not None:
+            raise InputError("a ledger holds no parameters by name", where="--ledger", allowed="without a budget")
+        return show(traced, run.run(None), model.reference, output)
     from .. import estimate
 
     planned = model.load()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec.structs import replace
 from typer import Option
@@ -11,6 +11,10 @@ from ..errors import InputError
 from .grouping import grouped
 from .options import ModelOptions, RunOptions
 from .output import OutputOptions
+
+if TYPE_CHECKING:
+    from ..ledgerfile import Ledger
+    from ..spec import Run
 
 
 @grouped
@@ -35,6 +39,11 @@ def command(
     from ..render import ledger as view
     from ..report import Report
 
+    traced = model.traced()
+    if traced is not None:
+        if layer is not None or kind is not None or at_peak:
+            raise InputError("a ledger is printed whole", where="--ledger", allowed="without --layer, --kind, --at-peak")
+        return _traced(traced, run.run(None), model.reference, output)
     planned = model.load()
     settings = run.run(planned)
     about = Report(model=estimate.model_info(planned, settings), run=estimate.run_info(planned, settings))
@@ -43,6 +52,21 @@ def command(
     else:
         report = replace(about, ledger=estimate.ledger(planned, settings, layer=layer, kind=kind))
     output.emit(report, lambda: view.blocks(report, scope=_scope(layer, kind)), lambda: view.sheet(report))
+
+
+def _traced(ledger: Ledger, run: Run, source: str, output: OutputOptions) -> None:
+    """Every saved tensor of a traced model."""
+    from ..estimate import traced as estimated
+    from ..render import ledger as view
+    from ..report import Report
+
+    found = estimated.Traced(ledger, run)
+    report = Report(
+        model=estimated.model_info(found, source),
+        run=estimated.run_info(ledger, run),
+        ledger=estimated.ledger_rows(found),
+    )
+    output.emit(report, lambda: view.blocks(report, scope="saved by the whole model"), lambda: view.sheet(report))
 
 
 def _scope(layer: int | None, kind: str | None) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -15,6 +15,9 @@ from ..mesh import Mesh
 from ..spec import Frozen, Lora, Model, Run
 from ..units import parse_count
 from .axes import RUN_AXES, RunAxis
+
+if TYPE_CHECKING:
+    from ..ledgerfile import Ledger
 
 DEFAULT_PRESET = "qwen-27b"
 
@@ -35,15 +38,31 @@ class ModelOptions:
         Option("--set", metavar="PATH=VALUE", help="Override a field of the model; repeatable."),
     ] = None
 
+    ledger: Annotated[
+        str | None, Option("--ledger", metavar="FILE", help="A traced model (`actplan trace -o`) in place of one.")
+    ] = None
+
     @property
     def reference(self) -> str:
         """The model as the user named it."""
-        return self.model or self.preset or DEFAULT_PRESET
+        return self.ledger or self.model or self.preset or DEFAULT_PRESET
+
+    def traced(self) -> Ledger | None:
+        """The traced model, if that is what is named."""
+        if self.ledger is None:
+            return None
+        if self.preset is not None or self.model is not None or self.settings:
+            raise InputError("a ledger is a whole model", where="--ledger", allowed="without --preset, --model and --set")
+        from ..ledgerfile import load_ledger
+
+        return load_ledger(self.ledger)
 
     def load(self, settings: Sequence[str] | None = None) -> Model:
         """The model named, with `--set` applied (or the settings given here instead)."""
         from ..load import load_model
 
+        if self.ledger is not None:
+            raise InputError("this needs an architecture, not a ledger", where="--ledger", allowed="--preset or --model")
         if self.preset is not None and self.model is not None:
             raise InputError("--preset and --model both name a model", allowed="one of them")
         overrides = tuple(self.settings or ()) if settings is None else settings
@@ -137,7 +156,7 @@ class RunOptions:
     ep: Annotated[str | None, Option("--ep", metavar="N", help="Expert-parallel ranks.")] = None
     etp: Annotated[str | None, Option("--etp", metavar="N", help="Tensor-parallel ranks of an expert.")] = None
 
-    def run(self, model: Model) -> Run:
+    def run(self, model: Model | None) -> Run:
         """The one run that is meant."""
         return self.assemble(model, {axis.field: _only(axis, values) for axis, values in self.axes().items()})
 
@@ -146,11 +165,11 @@ class RunOptions:
         read = ((axis, self._text(axis)) for axis in RUN_AXES)
         return {axis: axis.parse(text, axis.flag) for axis, text in read if text is not None}
 
-    def assemble(self, model: Model, chosen: dict[str, object]) -> Run:
+    def assemble(self, model: Model | None, chosen: dict[str, object]) -> Run:
         """A run from parsed settings, and what the model decides where none is given."""
         if "attention" not in chosen:
-            chosen = {**chosen, "attention": "sdpa" if model.supports_sdpa else "eager"}
-        elif chosen["attention"] == "sdpa" and not model.supports_sdpa:
+            chosen = {**chosen, "attention": "sdpa" if model is None or model.supports_sdpa else "eager"}
+        elif model is not None and chosen["attention"] == "sdpa" and not model.supports_sdpa:
             raise InputError(
                 "Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash"
             )

@@ -79,20 +79,20 @@ def _loss(model: Model, run: Run) -> Said:
 def _better_segmentation(table: Table) -> Said:
     by_textbook, by_autograd = table.best_uniform
     block, n = table.row(Blocks()), table.layers.count
-    best = table.row(by_textbook)
-    if best.textbook.peak_bytes < block.textbook.peak_bytes:
+    best, natural = table.textbook_peak(by_textbook), table.textbook_peak(Blocks())
+    if best < natural:
         yield (
             "better-segmentation",
-            f"by the textbook {by_textbook} needs {format_gib(best.textbook.peak_bytes)} GiB, less than the natural "
-            f"block's {format_gib(block.textbook.peak_bytes)} and sqrt's "
-            f"{format_gib(table.row(Sqrt()).textbook.peak_bytes)}: boundaries fall as 1/k and the working set grows "
+            f"by the textbook {by_textbook} needs {format_gib(best)} GiB, less than the natural "
+            f"block's {format_gib(natural)} and sqrt's "
+            f"{format_gib(table.textbook_peak(Sqrt()))}: boundaries fall as 1/k and the working set grows "
             f"as k, so the optimum is near k = sqrt({n} layers × boundary / layer)",
         )
-    best = table.row(by_autograd)
-    if best.autograd.peak_bytes < block.autograd.peak_bytes:
+    least = table.row(by_autograd)
+    if least.autograd.peak_bytes < block.autograd.peak_bytes:
         yield (
             "better-segmentation",
-            f"by autograd {by_autograd} needs {format_gib(best.autograd.peak_bytes)} GiB, less than the natural "
+            f"by autograd {by_autograd} needs {format_gib(least.autograd.peak_bytes)} GiB, less than the natural "
             f"block's {format_gib(block.autograd.peak_bytes)}",
         )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from ..policies import (
     Blocks,
     EveryK,
@@ -49,7 +51,7 @@ class Table:
     def best_uniform(self) -> tuple[Policy, Policy]:
         """Equal segments of lowest peak: by the textbook, and by autograd. Fewer FLOPs, then fewer layers, first."""
         choices = [EveryK(k) for k in range(1, self.layers.count + 1)]
-        return self._lowest(choices, self._textbook_peak), self._lowest(choices, self._autograd_peak)
+        return self._lowest(choices, self.textbook_peak), self._lowest(choices, self._autograd_peak)
 
     def _policies(self) -> Iterator[Policy]:
         n = self.layers.count
@@ -66,21 +68,34 @@ class Table:
         dtype = self.run.checkpoint_dtype or self.run.dtype
         return self.run.tokens * self.subject.model.hidden_size * dtype.itemsize
 
-    def _textbook_peak(self, policy: Policy) -> int:
+    def textbook_peak(self, policy: Policy) -> int:
+        """The peak by the textbook."""
         return textbook.segmented(self.layer_bytes, self._textbook_boundary, policy.segments(self.layers)).peak_bytes
 
     def _autograd_peak(self, policy: Policy) -> int:
         return self.subject.under(policy).peak_bytes
 
     def _row(self, policy: Policy) -> Segmentation:
-        segments = policy.segments(self.layers)
         autograd = self.subject.under(policy)
         return Segmentation(
             policy=str(policy),
-            num_segments=len(segments),
+            num_segments=len(autograd.segments),
             recompute_flops_fraction=autograd.recompute_flops_fraction,
-            textbook=textbook.segmented(self.layer_bytes, self._textbook_boundary, segments),
+            textbook=self._textbook(autograd),
             autograd=self._accounting(autograd),
+        )
+
+    def _textbook(self, autograd: Segmented) -> Accounting:
+        """The shape count; outputs that checkpointed layers keep are stored beside it."""
+        row = textbook.segmented(self.layer_bytes, self._textbook_boundary, autograd.segments)
+        kept = sum(one.saved for one in self.subject.menus.kept(list(autograd.keeps.items()))) if autograd.keeps else 0
+        peak = row.peak_bytes + kept
+        return replace(
+            row,
+            stored_bytes=row.stored_bytes + kept,
+            peak_bytes=peak,
+            reduction_bytes=row.reduction_bytes - kept,
+            reduction_ratio=row.reduction_ratio * row.peak_bytes / peak,
         )
 
     def _accounting(self, autograd: Segmented) -> Accounting:

@@ -30,6 +30,7 @@ from ..policies import (
     Words,
 )
 from ..schedule import Suffixes, check_family, solve
+from ..schedule.single_level import EXACT_LABELS, THINNED_LABELS
 
 PER_OP = frozenset({"any", "torch", "torchtitan"})
 """What can keep single outputs of a layer."""
@@ -64,10 +65,14 @@ class Candidates:
             hint = "plan a stage's layers: --set num_layers=N"
             raise InputError("a plan is for one pipeline stage", where="--pp", allowed="1", hint=hint)
         if per_op and only not in PER_OP:
-            raise InputError(f"{only} cannot keep single outputs", where="--per-op", allowed="with --only any, torch, torchtitan")
+            allowed = "with --only any, torch, torchtitan"
+            raise InputError(f"{only} cannot keep single outputs", where="--per-op", allowed=allowed)
         self.subject, self.only = subject, only
         self.per_op = only in PER_OP_BY_DEFAULT if per_op is None else per_op
         self.optimality: Optimality = "proven"
+        self.whole: list[Point] = []
+        """Of whole layers alone, once `points` are there."""
+        self._under: dict[Policy, Segmented] = {}
 
     @property
     def layers(self) -> int:
@@ -98,8 +103,14 @@ class Candidates:
         fitting = [point for point in self.points if point.peak_bytes <= limit]
         return fitting[-1] if fitting else None
 
+    def under(self, policy: Policy) -> Segmented:
+        """The estimate under a policy, made once."""
+        if policy not in self._under:
+            self._under[policy] = self.subject.under(policy)
+        return self._under[policy]
+
     def _given(self, policy: Policy) -> Point:
-        chosen = self.subject.under(policy)
+        chosen = self.under(policy)
         return Point(chosen.peak_bytes, chosen.evaluation.cost, rebuilt_bytes(chosen), lambda: chosen)
 
     def _settings(self) -> Iterator[Policy]:
@@ -121,7 +132,9 @@ class Candidates:
                 suffixes = solved(PER_OP_LABELS if menus else None)
                 if not suffixes.exact or self._lingers:
                     self.optimality = "heuristic"
-                yield from self._read(chain, suffixes)
+                found = list(self._read(chain, suffixes))
+                self.whole += [] if menus else found
+                yield from found
         if self.per_op:
             yield from (self._given(policy) for policy in UNIFORM)
 
@@ -129,9 +142,7 @@ class Candidates:
     def _lingers(self) -> bool:
         return any(layer.stage.lingers for layer in self.subject.profile.layers)
 
-    def _cases(
-        self, *, menus: bool, traffic: bool = True
-    ) -> Iterator[tuple[Chain, Callable[[int | None], Suffixes]]]:
+    def _cases(self, *, menus: bool, traffic: bool = True) -> Iterator[tuple[Chain, Callable[[int | None], Suffixes]]]:
         """The chain where the first layer is stored, and where it is checkpointed; one where they are alike."""
         stored = self.subject.chain(checkpointed=True, first_stored=True)
         dropped = self.subject.chain(checkpointed=True, first_stored=False)
@@ -150,8 +161,15 @@ class Candidates:
         storable[1] = may_store or not allowed[1]
 
         def solved(labels: int | None) -> Suffixes:
-            limits = {} if labels is None else {"exact_labels": labels, "thinned_labels": labels}
-            return solve(chain, allowed=allowed, storable=storable, single=self.only == "hf", **limits)
+            whole, thinned = (EXACT_LABELS, THINNED_LABELS) if labels is None else (labels, labels)
+            return solve(
+                chain,
+                allowed=allowed,
+                storable=storable,
+                single=self.only == "hf",
+                exact_labels=whole,
+                thinned_labels=thinned,
+            )
 
         return solved
 
@@ -180,7 +198,8 @@ class Candidates:
             if self._lingers:
                 yield _measured(build())
             else:
-                yield Point(base + peak, cost >> TRAFFIC_BITS, (cost & ((1 << TRAFFIC_BITS) - 1)) << TRAFFIC_UNIT, build)
+                traffic = (cost & ((1 << TRAFFIC_BITS) - 1)) << TRAFFIC_UNIT
+                yield Point(base + peak, cost >> TRAFFIC_BITS, traffic, build)
 
     def segmented(self, chain: Chain, schedule: Schedule) -> Segmented:
         """A schedule of the chain as the estimate of a policy."""
@@ -190,9 +209,13 @@ class Candidates:
         return tuple(chain.stages[unit.stage].menu[unit.index].label.removeprefix("keep:").split(","))
 
 
-@lru_cache(maxsize=32)
 def candidates(subject: Subject, only: str = "any", *, per_op: bool | None = None) -> Candidates:
     """The one set of candidates of a subject and framework."""
+    return _candidates(subject, only, only in PER_OP_BY_DEFAULT if per_op is None else per_op)
+
+
+@lru_cache(maxsize=32)
+def _candidates(subject: Subject, only: str, per_op: bool) -> Candidates:
     return Candidates(subject, only, per_op=per_op)
 
 
@@ -232,9 +255,7 @@ def named_policies(candidates: Candidates) -> Iterator[Policy]:
         yield from UNIFORM
 
 
-def _builder(
-    candidates: Candidates, chain: Chain, suffixes: Suffixes, peak: int, cost: int
-) -> Callable[[], Segmented]:
+def _builder(candidates: Candidates, chain: Chain, suffixes: Suffixes, peak: int, cost: int) -> Callable[[], Segmented]:
     return lambda: candidates.segmented(chain, suffixes.schedule(peak, cost))
 
 

@@ -13,7 +13,7 @@ from ..policies import NoCheckpoint
 from ..report import Extent, Largest
 from ..spec import Model, Run
 from .candidates import candidates
-from .planner import dominated_by, named
+from .planner import dominated_by, named, unnamed
 
 Axis = Literal["seq", "batch", "layers"]
 AXES: tuple[str, ...] = get_args(Axis)
@@ -57,7 +57,8 @@ def largest(
     if deep:
         about = candidates(subject(*scaled(model, run, axis, deep * unit)), only, per_op=per_op)
         solved = about.layers <= MOST_SOLVED
-        policy, chosen = named(about, (about.within(room) if solved else None) or about.lowest)
+        point = (about.within(room) if solved else None) or about.lowest
+        policy, chosen = named(about, point) if solved else unnamed(point)
         parts["with_checkpointing"] = Extent(
             value=deep * unit,
             policy=str(policy),
@@ -71,7 +72,11 @@ def largest(
         )
         parts["ratio"] = deep / flat
     return Largest(
-        axis=axis, limit_bytes=limit, reserved_bytes=reserved_bytes, only=only, **parts  # type: ignore[arg-type]
+        axis=axis,
+        limit_bytes=limit,
+        reserved_bytes=reserved_bytes,
+        only=only,
+        **parts,  # type: ignore[arg-type]
     )
 
 

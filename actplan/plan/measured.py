@@ -123,12 +123,13 @@ def named(chain: Chain, only: str = "any") -> Iterator[tuple[str, Schedule]]:
 def alternatives(chain: Chain, room: int) -> tuple[Alternative, ...]:
     """What a person would choose by rule, and whether it fits."""
     n = len(chain.layers())
+    uniform = [(f"every:{k}", every_k(chain, k)) for k in range(1, n + 1)]
     rules = [
         ("no checkpointing", "none", no_checkpoint(chain)),
         ("every layer", "layer", every_layer(chain)),
         ("sqrt(n) segments", "sqrt", sqrt_segments(chain)),
         ("the natural block", "block", blocks(chain)),
-        ("equal segments of lowest peak", *_lowest(chain, [(f"every:{k}", every_k(chain, k)) for k in range(1, n + 1)])),
+        ("equal segments of lowest peak", *_lowest(chain, uniform)),
         ("heaviest layers first, as many as it takes", *_fitting(chain, room, "heaviest")),
         ("first layers, as many as it takes (Megatron block)", *_fitting(chain, room, "first")),
     ]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from ..estimate.autograd import Segmented, subject
 from ..policies import (
     Blocks,
@@ -91,14 +94,19 @@ def named(about: Candidates, point: Point) -> tuple[Policy, Segmented]:
     chosen = point.build()
     cost = chosen.evaluation.cost
     for policy in named_policies(about):
-        other = about.subject.under(policy)
+        other = about.under(policy)
         if (
             _cost(other) == cost
             and other.peak_bytes <= chosen.peak_bytes
             and rebuilt_bytes(other) <= rebuilt_bytes(chosen)
         ):
             return policy, other
-    chosen = tidied(chosen)
+    return unnamed(point)
+
+
+def unnamed(point: Point) -> tuple[Policy, Segmented]:
+    """The point as a list of segments."""
+    chosen = tidied(point.build())
     return _explicit(chosen), chosen
 
 
@@ -159,22 +167,28 @@ def alternatives(about: Candidates, room: int) -> tuple[Alternative, ...]:
     """What a person would choose by rule, under each rule's name, and whether it fits."""
     listed: dict[tuple[object, ...], tuple[str, Policy]] = {}
     for name, policy in _rules(about, room):
-        chosen = about.subject.under(policy)
+        chosen = about.under(policy)
         listed.setdefault((chosen.segments, *chosen.keeps.items()), (name, policy))
     return tuple(_alternative(about, name, policy, room) for name, policy in listed.values())
 
 
+def rules(model: Model, run: Run, *, only: str = "any", per_op: bool | None = None) -> tuple[Alternative, ...]:
+    """The rules where there is no limit."""
+    about = candidates(subject(model, run), only, per_op=per_op)
+    found = alternatives(about, about.points[-1].peak_bytes)
+    return tuple(replace(row, fits=UNSET) for row in found)
+
+
 def _rules(about: Candidates, room: int) -> Iterator[tuple[str, Policy]]:
-    n, under = about.layers, about.subject.under
-    uniform: list[Policy] = [EveryLayer(), *(EveryK(k) for k in range(2, n + 1))]
+    uniform: list[Policy] = [EveryLayer(), *(EveryK(k) for k in range(2, about.layers + 1))]
     yield "no checkpointing", NoCheckpoint()
     yield "every layer (Transformers, torchtitan full)", EveryLayer()
     yield "sqrt(n) segments", Sqrt()
     yield "the natural block", Blocks()
-    yield "equal segments of lowest peak", min(uniform, key=lambda policy: under(policy).peak_bytes)
-    yield "cheapest equal segments that fit", _first(about, uniform, room, by_cost=True)
-    yield "heaviest layers first, as many as it takes", _first(about, [Heaviest(k) for k in range(n + 1)], room)
-    yield "first layers, as many as it takes (Megatron block)", _first(about, [FirstN(k) for k in range(n + 1)], room)
+    yield "equal segments of lowest peak", min(uniform, key=lambda policy: about.under(policy).peak_bytes)
+    yield "cheapest equal segments that fit", _cheapest(about, uniform, room)
+    yield "heaviest layers first, as many as it takes", _fewest(about, Heaviest, room)
+    yield "first layers, as many as it takes (Megatron block)", _fewest(about, FirstN, room)
     if about.per_op:
         yield "attention kept (selective)", Selective(("attention",))
         yield "attention and every product kept (selective)", Selective(("attention", "matmul"))
@@ -182,17 +196,27 @@ def _rules(about: Candidates, room: int) -> Iterator[tuple[str, Policy]]:
         yield "the policy given", about.subject.run.checkpoint
 
 
-def _first(about: Candidates, policies: Sequence[Policy], room: int, *, by_cost: bool = False) -> Policy:
-    """The first, or the cheapest, that fits; the one of lowest peak where none does."""
-    under = about.subject.under
-    if by_cost:
-        policies = sorted(policies, key=lambda policy: _cost(under(policy)))
-    fitting = next((policy for policy in policies if under(policy).peak_bytes <= room), None)
-    return fitting or min(policies, key=lambda policy: under(policy).peak_bytes)
+def _cheapest(about: Candidates, policies: Sequence[Policy], room: int) -> Policy:
+    """The cheapest that fits; the one of lowest peak where none does."""
+    by_cost = sorted(policies, key=lambda policy: _cost(about.under(policy)))
+    fitting = next((policy for policy in by_cost if about.under(policy).peak_bytes <= room), None)
+    return fitting or min(policies, key=lambda policy: about.under(policy).peak_bytes)
+
+
+def _fewest(about: Candidates, rule: type[Heaviest] | type[FirstN], room: int) -> Policy:
+    """As few layers of a rule as fit, by bisection; all of them where they do not."""
+    low, high = 0, about.layers
+    while low < high:
+        middle = (low + high) // 2
+        if about.under(rule(middle)).peak_bytes <= room:
+            high = middle
+        else:
+            low = middle + 1
+    return rule(high) if high else NoCheckpoint()
 
 
 def _alternative(about: Candidates, name: str, policy: Policy, room: int) -> Alternative:
-    chosen = about.subject.under(policy)
+    chosen = about.under(policy)
     return Alternative(
         policy=str(policy),
         name=name,
@@ -208,9 +232,7 @@ def _slowdown(chosen: Segmented) -> Slowdown:
     return slowdown(chosen.evaluation.cost, rebuilt_bytes(chosen), 3 * chosen.profile.flops)
 
 
-def frontier(
-    model: Model, run: Run, *, only: str = "any", per_op: bool | None = None
-) -> tuple[tuple[int, int], ...]:
+def frontier(model: Model, run: Run, *, only: str = "any", per_op: bool | None = None) -> tuple[tuple[int, int], ...]:
     """[peak bytes, FLOPs run again], the whole trade-off by ascending peak."""
     return tuple(flops_frontier(candidates(subject(model, run), only, per_op=per_op)))
 
@@ -253,5 +275,3 @@ def _frontier_point(about: Candidates, point: Point) -> FrontierPoint:
         slowdown=_slowdown(chosen),
         policy=str(policy),
     )
-
-

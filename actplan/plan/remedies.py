@@ -36,7 +36,8 @@ def _tried(about: Candidates) -> Iterator[tuple[str, str, int | None]]:
         together = {key: value for _, _, changed in free for key, value in changed.items()}
         yield "all of these", " ".join(flags for _, flags, _ in free), _lowest(about, replace(run, **together))
     if about.only not in ("any", "torch"):
-        yield "segments of any length (torch.utils.checkpoint)", "--only any", candidates(about.subject, "any").lowest.peak_bytes
+        peak = candidates(about.subject, "any").lowest.peak_bytes
+        yield "segments of any length (torch.utils.checkpoint)", "--only any", peak
     if about.only not in LISTED and about.only != "hf":
         yield "checkpoints within checkpoints (use_reentrant=False)", "", _nested(about)
     if run.micro_batch_size > 1:

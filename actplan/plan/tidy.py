@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import TypeAlias
 
 from ..estimate.autograd import Segmented
 from ..policies import Segment, Words
 
-Treatment = Optional[Words]
+Treatment: TypeAlias = "Words | None"
 """None: stored; the empty set: checkpointed on its own, nothing kept."""
 
 

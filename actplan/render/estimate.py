@@ -41,24 +41,27 @@ def blocks(report: Report, *, bars: Sequence[Bar] = ()) -> list[Block]:
 
 
 def _estimates(estimates: Estimates) -> Table:
-    autograd, textbook, checkpointed = estimates.autograd, estimates.textbook, estimates.checkpointed
+    autograd, checkpointed = estimates.autograd, estimates.checkpointed
     highest = max(autograd.peak_forward_bytes, autograd.peak_backward_bytes)
-    rows = (
-        ("residual stream only", gib(estimates.residual.saved_bytes), times(1, 1), NOTHING, NOTHING),
-        (
-            "textbook, uniform full attention",
-            gib(textbook.saved_bytes),
-            times(textbook.ratio_to_residual, 1),
-            NOTHING,
-            gib(checkpointed.textbook.peak_bytes),
-        ),
+    rows = [("residual stream only", gib(estimates.residual.saved_bytes), times(1, 1), NOTHING, NOTHING)]
+    if estimates.textbook is not UNSET and checkpointed.textbook is not UNSET:
+        rows.append(
+            (
+                "textbook, uniform full attention",
+                gib(estimates.textbook.saved_bytes),
+                times(estimates.textbook.ratio_to_residual, 1),
+                NOTHING,
+                gib(checkpointed.textbook.peak_bytes),
+            )
+        )
+    rows.append(
         (
             "autograd, this model and these kernels",
             gib(autograd.saved_bytes),
             times(autograd.ratio_to_residual, 1),
             gib(highest),
             gib(checkpointed.autograd.peak_bytes),
-        ),
+        )
     )
     columns = (
         Column("Kept for backward", right=False),
@@ -67,7 +70,7 @@ def _estimates(estimates: Estimates) -> Table:
         Column("peak, GiB"),
         Column(f"checkpointed by {checkpointed.policy}"),
     )
-    return Table(columns, rows)
+    return Table(columns, tuple(rows))
 
 
 def peak_place(peak: Peak) -> str:
@@ -115,38 +118,53 @@ def short_label(label: str) -> str:
 
 
 _ACCOUNTED = ("boundary", "stored", "working", "peak", "saved", "×")
-_COLUMNS = (
-    Column("checkpointed", right=False),
-    Column("segments"),
-    *(Column(t, "textbook, GiB", essential=t in ("peak", "saved")) for t in _ACCOUNTED),
-    *(Column(t, "autograd, GiB", essential=t in ("peak", "saved")) for t in _ACCOUNTED),
-    Column("FLOPs", "extra"),
-    Column("", right=False, essential=False),
-)
+
+
+def _columns(groups: Sequence[str]) -> tuple[Column, ...]:
+    return (
+        Column("checkpointed", right=False),
+        Column("segments"),
+        *(
+            Column(title, f"{group}, GiB", essential=title in ("peak", "saved"))
+            for group in groups
+            for title in _ACCOUNTED
+        ),
+        Column("FLOPs", "extra"),
+        Column("", right=False, essential=False),
+    )
 
 
 def _segmentations(report: Report) -> Table:
     rows = report.segmentations
     assert rows is not UNSET
+    groups = [name for name in ("textbook", "autograd") if all(_of(row, name) is not None for row in rows)]
+    least = {name: min((_peak(row, name) for row in rows), default=0) for name in groups}
     chosen = report.run.checkpoint if report.run is not UNSET else ""
-    least = {
-        "least textbook": min((row.textbook.peak_bytes for row in rows), default=0),
-        "least autograd": min((row.autograd.peak_bytes for row in rows), default=0),
-    }
     cells = []
     for row in rows:
-        peaks = (row.textbook.peak_bytes, row.autograd.peak_bytes)
-        said = [word for (word, size), peak in zip(least.items(), peaks, strict=True) if peak == size]
+        said = [f"least {name}" for name in groups if _peak(row, name) == least[name]]
         said += ["chosen"] if row.policy == chosen != "none" else []
-        cells.append((*_segmentation(row), ", ".join(said)))
+        cells.append((*_segmentation(row, groups), ", ".join(said)))
     marked = frozenset(i for i, row in enumerate(rows) if row.policy == chosen != "none")
-    return Table(_COLUMNS, tuple(cells), chosen=marked)
+    return Table(_columns(groups), tuple(cells), chosen=marked)
 
 
-def _segmentation(row: Segmentation) -> tuple[str, ...]:
+def _of(row: Segmentation, name: str) -> Accounting | None:
+    """One accounting of a row; a traced model has no textbook."""
+    found = row.textbook if name == "textbook" else row.autograd
+    return None if found is UNSET else found
+
+
+def _peak(row: Segmentation, name: str) -> int:
+    found = _of(row, name)
+    return 0 if found is None else found.peak_bytes
+
+
+def _segmentation(row: Segmentation, groups: Sequence[str]) -> tuple[str, ...]:
     segments = whole(row.num_segments) if row.num_segments else NOTHING
-    extra = percent(row.recompute_flops_fraction)
-    return (row.policy, segments, *_accounting(row.textbook), *_accounting(row.autograd), extra)
+    accounted = [one for name in groups if (one := _of(row, name)) is not None]
+    cells = [cell for one in accounted for cell in _accounting(one)]
+    return (row.policy, segments, *cells, percent(row.recompute_flops_fraction))
 
 
 def _accounting(one: Accounting) -> tuple[str, ...]:

@@ -82,10 +82,13 @@ def _fsdp(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> 
         kept = each[-1] if sharding.reshard == "default" else 0
         reason = "the last layer is not freed after forward: backward needs it next"
         if kept:
-            lines.append(Line("communication", "gathered last layer", kept, _FORWARD, reason, _FSDP_SOURCE))
+            last = Line("communication", "gathered last layer", kept, _GATHERED, reason, _FSDP_SOURCE, moments=("loss",))
+            lines.append(last)
         two = sum(sorted(each)[-2:])
         reason = "the layer in use and the next one, prefetched"
-        lines.append(Line("communication", "gathered layers", two, DURING_BACKWARD, reason, _FSDP_SOURCE))
+        lines.append(
+            Line("communication", "gathered layers", two, DURING_BACKWARD, reason, _FSDP_SOURCE, moments=("layers",))
+        )
         flat = max(each)
         reason = "the flat all-gather output of the prefetched layer, until it is copied out"
         lines.append(
@@ -97,6 +100,7 @@ def _fsdp(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> 
                 reason,
                 _FSDP_SOURCE,
                 own_pool=True,
+                moments=("layers",),
             )
         )
         lines.extend(_fsdp_cast(units, recipe, sharding, mesh))
@@ -128,15 +132,17 @@ def _grouped(units: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def _fsdp_reduction(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> list[Line]:
-    sizes = sorted(_trained(part) * sharding.reduce.itemsize for part in _grouped(units))
-    lines: list[Line] = []
-    if sum(sizes[-2:]):
-        layers = [_trained([unit]) * sharding.reduce.itemsize for unit in units if unit.kind == "layer"]
-        two = max(sum(sorted(layers)[-2:]), sizes[-1])
-        reason = f"reduce-scatter inputs in {sharding.reduce}: the unit being reduced and the one before"
-        lines.append(
-            Line("communication", "reduce-scatter buffers", two, DURING_BACKWARD, reason, _FSDP_SOURCE)
-        )
+    width, lines = sharding.reduce.itemsize, list[Line]()
+    layers = sorted(_trained([unit]) * width for unit in layers_of(units))
+    root = _trained([unit for unit in units if unit.kind != "layer"]) * width
+    if sum(layers):
+        reason = f"reduce-scatter inputs in {sharding.reduce}: the layer being reduced and the one before"
+        name, two = "reduce-scatter buffers", sum(layers[-2:])
+        lines.append(Line("communication", name, two, DURING_BACKWARD, reason, _FSDP_SOURCE, moments=("layers",)))
+    if root:
+        reason = "the root's reduce-scatter input and the last layer's, when backward is through"
+        name, both = "root's reduce-scatter buffer", root + sum(layers[-1:])
+        lines.append(Line("communication", name, both, DURING_BACKWARD, reason, _FSDP_SOURCE, moments=("end",)))
     if sharding.accumulate_unsharded and recipe.accumulation_steps > 1:
         whole = _trained(units) * recipe.gradients.itemsize
         reason = "whole gradients of micro-batches that are not reduced (set_requires_gradient_sync(False))"
@@ -145,7 +151,8 @@ def _fsdp_reduction(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh:
         shard = max(_trained([unit]) for unit in layers_of(units)) * sharding.reduce.itemsize
         shard = -(-shard * sharding.replicas // mesh.data_ranks)
         reason = "HSDP: the all-reduce of one layer's shard, held while the next is reduced"
-        lines.append(Line("communication", "all-reduce buffer", shard, DURING_BACKWARD, reason, _FSDP_SOURCE))
+        name, source = "all-reduce buffer", _FSDP_SOURCE
+        lines.append(Line("communication", name, shard, DURING_BACKWARD, reason, source, moments=("layers", "end")))
     return lines
 
 

@@ -12,6 +12,10 @@ optimizer_step: the optimizer's temporaries exist. after_step: what stays until 
 `zero_grad`."""
 Category = Literal["parameters", "gradients", "optimizer", "workspace", "communication"]
 
+Moment = Literal["loss", "layers", "end"]
+"""Within backward: at the loss, where no layer's backward has begun; in the layers; after the last of them, when what
+belongs to no layer is reduced."""
+MOMENTS: tuple[Moment, ...] = ("loss", "layers", "end")
 PHASES: tuple[Phase, ...] = ("forward_loss", "backward", "optimizer_step", "after_step")
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "workspace", "communication")
 ALWAYS: frozenset[Phase] = frozenset(PHASES)
@@ -31,6 +35,7 @@ class Line:
         (PyTorch's
             caching allocator keeps a pool a stream, c10/cuda/CUDACachingAllocator.cpp).
         high: the upper end, where only a range is known; `nbytes` is what is expected.
+        moments: of the backward, in which it is alive.
     """
 
     category: Category
@@ -42,6 +47,7 @@ class Line:
     from_first_step: bool = False
     own_pool: bool = False
     high: int | None = None
+    moments: tuple[Moment, ...] = MOMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +58,34 @@ class States:
     host_bytes: int = 0
     paged_bytes: int = 0
 
-    def bytes(self, category: Category, phase: Phase, *, first_step: bool = False) -> int:
-        """One category in one phase; `first_step`: before the optimizer has ever stepped."""
-        return sum(line.nbytes for line in self._alive(phase, first_step) if line.category == category)
+    def bytes(
+        self, category: Category, phase: Phase, *, first_step: bool = False, moment: Moment | None = None
+    ) -> int:
+        """One category in one phase; `first_step`: before the optimizer has ever stepped. Without a moment, the one of
+        the phase in which most is alive."""
+        lines = self._alive(phase, first_step, moment or self._fullest(phase, first_step))
+        return sum(line.nbytes for line in lines if line.category == category)
 
     def total_bytes(self, phase: Phase, *, first_step: bool = False) -> int:
         """All categories in one phase."""
-        return sum(line.nbytes for line in self._alive(phase, first_step))
+        return sum(line.nbytes for line in self._alive(phase, first_step, self._fullest(phase, first_step)))
 
     def reserved_bytes(self, phase: Phase) -> int:
         """What the allocator holds for them: alive in this phase, or freed to a stream's own pool."""
-        return sum(line.nbytes for line in self.lines if phase in line.phases or line.own_pool)
+        alive = list(self._alive(phase, False, self._fullest(phase, False)))
+        return sum(line.nbytes for line in self.lines if line.own_pool or line in alive)
 
-    def _alive(self, phase: Phase, first_step: bool) -> Iterable[Line]:
+    def _fullest(self, phase: Phase, first_step: bool) -> Moment:
+        if phase != "backward":
+            return "layers"
+        return max(MOMENTS, key=lambda one: sum(line.nbytes for line in self._alive(phase, first_step, one)))
+
+    def _alive(self, phase: Phase, first_step: bool, moment: Moment) -> Iterable[Line]:
         unborn = first_step and phase in ("forward_loss", "backward")
-        return (line for line in self.lines if phase in line.phases and not (unborn and line.from_first_step))
+        for line in self.lines:
+            gone = phase == "backward" and moment not in line.moments
+            if phase in line.phases and not gone and not (unborn and line.from_first_step):
+                yield line
 
     @property
     def parameters_bytes(self) -> int:

@@ -152,3 +152,38 @@ def test_sizes_that_do_not_divide_are_named() -> None:
         found(Run(sequence_length=512, mesh=Mesh(pp=3)))
     with pytest.raises(InputError, match=r"--cp: the sequence length \(1,000\) cannot be divided by 16"):
         found(Run(sequence_length=1000, mesh=Mesh(cp=16)))
+
+
+def test_what_is_reduced_at_the_end_is_not_there_at_the_loss() -> None:
+    """FSDP's buffers of the reduction exist while layers run backward, the root's when they are through."""
+    run = Run(sequence_length=2048, mesh=Mesh(dp=8))
+    said = found(run, "fsdp")
+    lines = {line.name: line for line in said.lines}
+    backward = next(phase for phase in said.phases if phase.phase == "backward")
+    assert backward.loss_bytes > 0
+    assert lines["reduce-scatter buffers"].moments == ("layers",)
+    assert lines["root's reduce-scatter buffer"].moments == ("end",)
+    assert backward.communication_bytes == lines["gathered root"].bytes + lines["gathered last layer"].bytes
+
+
+@pytest.mark.parametrize("policy", ["layer", "every:2", "first:3", "selective:attention"])
+def test_without_a_recipe_in_the_way_the_step_is_the_estimate(policy: str) -> None:
+    """Activations, loss and gradients of a forward are the estimate's peak of the forward."""
+    run = Run(sequence_length=1024, checkpoint=parse_policy(policy))
+    about = subject(MODEL, run)
+    chosen = about.under(run.checkpoint)
+    forward = found(run).phases[0]
+    assert forward.activations_bytes + forward.loss_bytes == chosen.peak_forward_bytes
+
+
+def test_boundaries_in_host_memory_leave_the_device() -> None:
+    run = Run(sequence_length=4096, checkpoint=parse_policy("layer"), loss="fused")
+    plain = budget(MODEL, run, Job(recipe=load_recipe("bf16")), subject(MODEL, run))
+    moved = budget(MODEL, run, Job(recipe=load_recipe("bf16"), offload_activations=True), subject(MODEL, run))
+    boundary = 4096 * 512 * 2
+    assert moved.host_bytes == 8 * boundary
+    forward = (plain.phases[0].activations_bytes, moved.phases[0].activations_bytes)
+    assert 0 < forward[0] - forward[1] <= 8 * boundary
+    none = msgspec.structs.replace(run, checkpoint=parse_policy("none"))
+    same = budget(MODEL, none, Job(recipe=load_recipe("bf16"), offload_activations=True), subject(MODEL, none))
+    assert same.total_bytes == budget(MODEL, none, Job(recipe=load_recipe("bf16")), subject(MODEL, none)).total_bytes

@@ -81,3 +81,106 @@ def test_a_long_sweep_shows_a_bar_on_a_terminal_and_takes_it_away(tmp_path: Path
     done = actplan(*arguments, env=impatient)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == actplan(*arguments).stdout
+
+
+# --- recipes, devices, meshes; parts of a sweep -------------------------------------------------------------------
+
+BUDGET = ("sweep", *SMALL, "--seq", "1k", "--recipe", "fsdp,zero-3", "--dp", "8", "--gpu", "h100-80gb,t4-16gb", "--tp", "1,2,3")
+
+
+def test_a_sweep_over_meshes_recipes_and_devices() -> None:
+    rows = result(*BUDGET)["rows"]
+    assert [(row["tp"], row["recipe"], row["gpu"]) for row in rows] == [
+        (tp, recipe, gpu) for tp in (1, 2, 3) for recipe in ("fsdp", "zero-3") for gpu in ("h100-80gb", "t4-16gb")
+    ]
+    row = next(row for row in rows if (row["tp"], row["recipe"], row["gpu"]) == (2, "zero-3", "t4-16gb"))
+    arguments = ("--seq", "1k", "--recipe", "zero-3", "--dp", "8", "--gpu", "t4-16gb", "--tp", "2")
+    done = actplan("estimate", *SMALL, *arguments, "--format", "json")
+    one = json.loads(done.stdout)
+    assert row["total_bytes"] == one["budget"]["total_bytes"]
+    assert (row["device_low_bytes"], row["device_high_bytes"]) == tuple(one["budget"]["device_bytes"].values())
+    assert row["fits"] == one["fit"]["fits"]
+    assert row["peak_phase"] == one["budget"]["peak_phase"]
+
+
+def test_a_point_that_does_not_divide_has_a_reason_and_no_sizes() -> None:
+    rows = [row for row in result(*BUDGET)["rows"] if row["tp"] == 3]
+    assert len(rows) == 4
+    for row in rows:
+        assert row["reason"].startswith("--tp: ")
+        assert "cannot be divided by 3" in row["reason"]
+        assert "total_bytes" not in row
+        assert row["recipe"] in ("fsdp", "zero-3")
+    table = actplan(*BUDGET).stdout
+    assert "reason" in table
+    assert "None" not in table
+
+
+def test_a_sweep_without_any_answer_is_an_error() -> None:
+    assert "cannot be divided by 3" in refused("sweep", *SMALL, "--seq", "1k", "--tp", "3", "--batch", "1,2")
+
+
+def test_a_wrong_word_in_a_list_is_an_error() -> None:
+    assert "did you mean 'fsdp'?" in refused("sweep", *SMALL, "--recipe", "fsdp,fsdpp")
+    assert "did you mean 't4-16gb'?" in refused("sweep", *SMALL, "--gpu", "h100-80gb,t4-16g")
+    assert "unexpected argument" in refused("sweep", *SMALL, "part.json")
+
+
+def test_types_of_a_recipe_are_the_rows() -> None:
+    rows = result("sweep", *SMALL, "--seq", "1k", "--recipe", "fp32,bf16,autocast")["rows"]
+    assert [row["dtype"] for row in rows] == ["fp32", "bf16", "bf16"]
+    assert rows[2]["autograd_bytes"] > rows[0]["autograd_bytes"] > rows[1]["autograd_bytes"]  # autocast's copies
+
+
+def parts(folder: Path, kind: str, count: int) -> list[str]:
+    """The sweep in parts, a file each."""
+    files = []
+    for i in range(1, count + 1):
+        path = folder / f"part-{i}.{kind}"
+        assert actplan(*BUDGET, "--shard", f"{i}/{count}", "--format", kind, "-o", str(path)).returncode == 0
+        files.append(str(path))
+    return files
+
+
+def test_parts_put_together_are_the_whole(tmp_path: Path) -> None:
+    for kind, count in (("json", 5), ("csv", 4)):
+        files = parts(tmp_path, kind, count)
+        for out in ("json", "csv"):
+            done = actplan("sweep", "--merge", *reversed(files), "--format", out)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert done.stdout == actplan(*BUDGET, "--format", out).stdout
+
+
+def test_more_parts_than_points(tmp_path: Path) -> None:
+    files = parts(tmp_path, "csv", 13)
+    assert actplan("sweep", "--merge", *files, "--format", "csv").stdout == actplan(*BUDGET, "--format", "csv").stdout
+
+
+def test_parts_are_disjoint_and_the_same_each_time(tmp_path: Path) -> None:
+    files = parts(tmp_path, "json", 3)
+    seen = [row["point"] for path in files for row in json.loads(Path(path).read_text())["rows"]]
+    assert sorted(seen) == list(range(12))
+    first = json.loads(Path(files[0]).read_text())["rows"]
+    assert [row["point"] for row in first] == [0, 3, 6, 9]
+
+
+def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
+    files = parts(tmp_path, "json", 3)
+    assert "1 of 12 points are missing (1" not in refused("sweep", "--merge", *files[:2])
+    assert "4 of 12 points are missing (2, 5, 8, 11)" in refused("sweep", "--merge", *files[:2])
+    assert "which another part has already" in refused("sweep", "--merge", *files, files[0])
+    other = tmp_path / "other.json"
+    actplan("sweep", *SMALL, "--seq", "1k..8k", "--shard", "1/2", "-o", str(other))
+    assert "is a part of another sweep" in refused("sweep", "--merge", files[0], str(other))
+    whole = tmp_path / "whole.json"
+    actplan(*BUDGET, "-o", str(whole))
+    assert "is no part of a sweep" in refused("sweep", "--merge", str(whole))
+    assert "cannot read" in refused("sweep", "--merge", str(tmp_path / "nowhere.json"))
+    assert "no parts" in refused("sweep", "--merge")
+
+
+def test_which_part() -> None:
+    for text, said in (("0/4", "no part 0 of 4"), ("5/4", "no part 5 of 4"), ("a/b", "is no part"), ("3", "is no part")):
+        assert said in refused("sweep", *SMALL, "--shard", text)
+    assert "--array=1-8" in refused("sweep", *SMALL, "--shard", "0/8")
+    assert "one of them" in refused("sweep", "--merge", "--shard", "1/2", "x")

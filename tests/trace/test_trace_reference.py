@@ -32,7 +32,7 @@ def test_reference(record: dict[str, Any]) -> None:
     assert result.end_forward_bytes == pytest.approx(record["end_forward_bytes"], rel=1e-3)
     assert result.peak_forward_bytes == pytest.approx(record["peak_forward_bytes"], rel=1e-3)
     if record.get("accumulates_out_of_place"):
-        assert result.peak_backward_bytes < record["peak_backward_bytes"]
+        assert result.peak_backward_bytes <= record["peak_backward_bytes"]
     else:
         assert result.peak_backward_bytes == pytest.approx(record["peak_backward_bytes"], rel=1e-3)
 

@@ -1,0 +1,164 @@
+"""`actplan trace`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from ..errors import InputError
+from ..policies import EveryK, EveryLayer, NoCheckpoint
+from ..spec import Run
+from .grouping import grouped
+from .options import ModelOptions, RunOptions
+from .output import OutputOptions
+
+if TYPE_CHECKING:
+    from ..ledgerfile import Ledger
+    from ..trace import TraceOptions
+
+MAX_SHOWN = 20
+"""Differences that a comparison prints; JSON has them all."""
+
+
+@grouped
+def command(
+    model: ModelOptions,
+    run: RunOptions,
+    output: OutputOptions,
+    *,
+    python: Annotated[
+        str | None,
+        Option("--python", metavar="MODULE:FUNCTION", help="A function of your own: (module, inputs[, loss])."),
+    ] = None,
+    autocast: Annotated[
+        str | None, Option("--autocast", metavar="DTYPE", help="Trace under torch.autocast of this type.")
+    ] = None,
+    whole: Annotated[
+        bool, Option("--whole", help="Trace every layer at this very size; no fit from few layers and lengths.")
+    ] = False,
+    compare: Annotated[
+        bool, Option("--compare", help="Analytic against traced, tensor by tensor; exit 1 where they differ.")
+    ] = False,
+    snapshot: Annotated[
+        str | None,
+        Option("--snapshot", metavar="FILE", help="Read a CUDA memory snapshot (torch.cuda.memory._dump_snapshot)."),
+    ] = None,
+) -> int:
+    """Run a real PyTorch model on fake tensors, without weights or GPU, and record what autograd keeps.
+
+    Fits every tensor's size to batch and length from a few layers and lengths; `-o ledger.yaml` writes what
+    `estimate --ledger` reads. Needs `pip install 'actplan[trace]'`.
+    """
+    if sum((compare, snapshot is not None, python is not None)) > 1:
+        raise InputError("--compare, --snapshot and --python each say what to do", allowed="one of them")
+    if snapshot is not None:
+        return _snapshot(snapshot, output)
+    if compare:
+        return _compare(model, run, output)
+    source = python or _path(model)
+    settings = run.run(None)
+    options = _options(settings, run, autocast, _num_layers(model))
+    if whole or not isinstance(settings.checkpoint, NoCheckpoint):
+        return _traced(source, options, output)
+    return _fitted(source, options, settings, output)
+
+
+def _path(model: ModelOptions) -> str:
+    if model.model is None:
+        raise InputError("no model is named", where="--model", allowed="a config.json or the folder that holds one")
+    return model.model
+
+
+def _num_layers(model: ModelOptions) -> int | None:
+    """`--set num_layers=N` is the one setting of a traced model."""
+    chosen: int | None = None
+    for text in model.settings or ():
+        name, _, value = text.partition("=")
+        if name.strip() not in ("num_layers", "num_hidden_layers") or not value.strip().isdecimal():
+            raise InputError(f"{text[:64]!r} cannot be set on a traced model", where="--set", allowed="num_layers=N")
+        chosen = int(value)
+    return chosen
+
+
+def _options(settings: Run, run: RunOptions, autocast: str | None, num_layers: int | None) -> TraceOptions:
+    from ..trace import TraceOptions
+
+    policy = settings.checkpoint
+    if not isinstance(policy, NoCheckpoint | EveryLayer | EveryK):
+        raise InputError(
+            f"{policy} cannot be traced", where="--checkpoint", allowed="none, layer or every:K"
+        )
+    return TraceOptions(
+        batch=settings.micro_batch_size,
+        seq=settings.sequence_length,
+        dtype=str(settings.dtype),
+        attention=settings.attention,
+        linear_attention=settings.linear_attention,
+        kernels=settings.kernels,
+        loss=settings.loss,
+        checkpoint=str(policy),
+        autocast=autocast,
+        num_layers=num_layers,
+        native=settings.device,
+        hold_logits=settings.hold_logits,
+    )
+
+
+def _fitted(source: str, options: TraceOptions, settings: Run, output: OutputOptions) -> int:
+    """Few layers and lengths; written as a ledger where a file is named, else shown at the run's size."""
+    from ..trace import fit_ledger
+
+    ledger = fit_ledger(source, options)
+    if output.output is not None and output.output.endswith((".yaml", ".yml")):
+        from ..ledgerfile import write_ledger
+
+        write_ledger(ledger, output.output)
+        return 0
+    return show(ledger, settings, source, output)
+
+
+def show(ledger: Ledger, settings: Run, source: str, output: OutputOptions) -> int:
+    """A ledger's estimate at the run's size."""
+    from ..estimate import traced
+    from ..render import estimate as view
+
+    report = traced.estimate(ledger, settings, source)
+    output.emit(report, lambda: view.blocks(report), lambda: view.sheet(report))
+    return 0
+
+
+def _traced(source: str, options: TraceOptions, output: OutputOptions) -> int:
+    """The whole model, as it is, at this size."""
+    from ..render import trace as view
+    from ..trace import trace_model
+
+    report = view.report(trace_model(source, options), options)
+    output.emit(report, lambda: view.blocks(report), lambda: view.sheet(report))
+    return 0
+
+
+def _compare(model: ModelOptions, run: RunOptions, output: OutputOptions) -> int:
+    from ..render import trace as view
+    from .comparison import comparison
+
+    planned = model.load()
+    found = comparison(_path(model), planned, run.run(planned), lambda s, n: _options(s, run, None, n))
+    output.emit(found, lambda: view.comparison(found, MAX_SHOWN), lambda: view.comparison_sheet(found))
+    return 1 if found["differences"] or found["peak_differences"] else 0
+
+
+def _snapshot(path: str, output: OutputOptions) -> int:
+    from ..render import trace as view
+    from ..trace import read_snapshot
+
+    peaks = read_snapshot(path)
+    found = {
+        "device": peaks.device,
+        "allocated_bytes": peaks.allocated_bytes,
+        "reserved_bytes": peaks.reserved_bytes,
+        "gap_bytes": peaks.gap_bytes,
+        "events": peaks.events,
+    }
+    output.emit(found, lambda: view.snapshot(found), lambda: view.snapshot_sheet(found))
+    return 0

@@ -1,0 +1,297 @@
+"""Estimates of a model that was traced: a ledger file in place of layers that actplan knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..chain import Chain, Checkpointed, Evaluation, Schedule, Stage, Stored, Unit, evaluate
+from ..ledgerfile import Evaluation as Evaluated
+from ..ledgerfile import Ledger, StageNumbers
+from ..policies import (
+    Blocks,
+    EveryK,
+    EveryLayer,
+    FirstN,
+    Heaviest,
+    Layers,
+    NoCheckpoint,
+    OneIn,
+    Policy,
+    Segment,
+    Sqrt,
+)
+from ..report import Accounting, Autograd
+from ..report import Checkpointed as CheckpointedRow
+from ..report import (
+    Estimates,
+    LedgerRow,
+    ModelInfo,
+    Note,
+    OutsideLayers,
+    Peak,
+    Report,
+    Residual,
+    RunInfo,
+    Segmentation,
+)
+from ..spec import Run
+
+ROLES = {"embedding": "embedding", "final_norm": "final_norm", "head": "head", "loss": "loss", "between": "embedding"}
+
+
+class Traced:
+    """A ledger at one batch and length, as a chain."""
+
+    def __init__(self, ledger: Ledger, run: Run) -> None:
+        self.ledger, self.run = ledger, run
+        self.numbers: Evaluated = ledger.evaluate(run.micro_batch_size, run.sequence_length)
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The stages in the order they run; only layers may be checkpointed."""
+        return Chain(tuple(_stage(stage) for stage in self.numbers.stages), self.numbers.stages[-1].x_out)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Where the layers stand in the chain."""
+        return tuple(i for i, stage in enumerate(self.numbers.stages) if stage.role == "layer")
+
+    @cached_property
+    def layers(self) -> Layers:
+        """What a policy may look at."""
+        stages = [self.numbers.stages[i] for i in self.places]
+        kinds = [stage.kind for stage in stages]
+        return Layers(len(kinds), _period(kinds), [stage.saved_bytes for stage in stages])
+
+    def under(self, policy: Policy) -> TracedSegments:
+        """With the segments that the policy chooses."""
+        return TracedSegments(self, policy.segments(self.layers))
+
+
+def _stage(numbers: StageNumbers) -> Stage:
+    layer = numbers.role == "layer"
+    return Stage(
+        name=numbers.name,
+        kind=numbers.kind,
+        x=numbers.x,
+        s=numbers.s,
+        tf=numbers.tf,
+        tb=numbers.tb,
+        g=numbers.g if not layer else 0,
+        r=numbers.forward_flops,
+        ahead=numbers.held,
+        checkpointable=layer,
+    )
+
+
+def _period(kinds: list[str]) -> int:
+    """Layers in the shortest pattern whose repetition gives all of them."""
+    n = len(kinds)
+    return next((size for size in range(1, n) if n % size == 0 and kinds == kinds[:size] * (n // size)), n)
+
+
+@dataclass(frozen=True)
+class TracedSegments:
+    """A traced model with these layers checkpointed. Bytes."""
+
+    traced: Traced
+    segments: tuple[Segment, ...]
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        return evaluate(self.traced.chain, Schedule(tuple(self._units())))
+
+    def _units(self) -> Iterator[Unit]:
+        places, at = self.traced.places, 0
+        for first, last in self.segments:
+            if places[first] > at:
+                yield Stored(at, places[first] - 1)
+            yield Checkpointed(places[first], places[last])
+            at = places[last] + 1
+        if at < len(self.traced.chain):
+            yield Stored(at, len(self.traced.chain) - 1)
+
+    @property
+    def layer_saved_bytes(self) -> tuple[int, ...]:
+        inside = {i for first, last in self.segments for i in range(first, last + 1)}
+        stages = [self.traced.numbers.stages[i] for i in self.traced.places]
+        sizes = [0 if i in inside else stage.saved_bytes for i, stage in enumerate(stages)]
+        for first, _ in self.segments:
+            sizes[first] = stages[first].x
+        return tuple(sizes)
+
+    @property
+    def outside_layers(self) -> OutsideLayers:
+        sizes = dict.fromkeys(ROLES.values(), 0)
+        for stage in self.traced.numbers.stages:
+            if stage.role != "layer":
+                sizes[ROLES.get(stage.role, "loss")] += stage.saved_bytes
+        return OutsideLayers(**sizes)
+
+    @property
+    def saved_bytes(self) -> int:
+        outside = self.outside_layers
+        return sum(self.layer_saved_bytes) + outside.embedding + outside.final_norm + outside.head + outside.loss
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.evaluation.forward_bytes, self.evaluation.backward_bytes)
+
+    @property
+    def boundary_bytes(self) -> int:
+        return sum(self.traced.chain.boundary(self.traced.places[first]) for first, _ in self.segments)
+
+    @property
+    def recompute_flops_fraction(self) -> float:
+        flops = self.traced.chain.forward_cost()
+        return self.evaluation.cost / (3 * flops) if flops else 0.0
+
+
+def estimate(ledger: Ledger, run: Run, source: str) -> Report:
+    """What `actplan estimate --ledger` says: no textbook, which needs an architecture."""
+    traced = Traced(ledger, run)
+    chosen = traced.under(run.checkpoint)
+    rows = tuple(_rows(traced, run))
+    policy = str(Blocks()) if isinstance(run.checkpoint, NoCheckpoint) else str(run.checkpoint)
+    row = next(row for row in rows if row.policy == policy)
+    return Report(
+        model=model_info(traced, source),
+        run=run_info(ledger, run),
+        estimates=Estimates(
+            residual=Residual(saved_bytes=_residual(traced)),
+            autograd=_autograd(traced, chosen),
+            checkpointed=CheckpointedRow(policy=row.policy, autograd=row.autograd),
+        ),
+        segmentations=rows,
+        peak=_peak(chosen),
+        notes=tuple(_notes(traced)),
+    )
+
+
+def model_info(traced: Traced, source: str) -> ModelInfo:
+    """The traced model."""
+    kinds: dict[str, int] = {}
+    for place in traced.places:
+        kind = traced.numbers.stages[place].kind
+        kinds[kind] = kinds.get(kind, 0) + 1
+    pattern = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    return ModelInfo(
+        name=traced.ledger.name,
+        title=traced.ledger.name,
+        source=source,
+        num_layers=len(traced.places),
+        pattern=pattern,
+        num_parameters=traced.ledger.num_parameters,
+        layer_kinds=kinds,
+    )
+
+
+def run_info(ledger: Ledger, run: Run) -> RunInfo:
+    """The run: kernels, types and loss are those of the trace."""
+    words = ledger.run
+    dtype = words.get("dtype", str(run.dtype))
+    return RunInfo(
+        sequence_length=run.sequence_length,
+        micro_batch_size=run.micro_batch_size,
+        dtype=dtype,
+        stack="traced",
+        attention=words.get("attention", run.attention),
+        linear_attention=words.get("linear_attention", run.linear_attention),
+        kernels=words.get("kernels", run.kernels),
+        loss=words.get("loss", run.loss),
+        checkpoint=str(run.checkpoint),
+        checkpoint_dtype=dtype,
+    )
+
+
+def ledger_rows(traced: Traced) -> tuple[LedgerRow, ...]:
+    """Every saved tensor of the traced model."""
+    return tuple(
+        LedgerRow(
+            module=row.module or "loss",
+            name=row.reason or "saved",
+            shape=row.shape,
+            dtype=row.dtype,
+            bytes=row.bytes,
+            count=row.count,
+            reason=f"packed by {row.reason}" if row.reason else "packed by autograd",
+        )
+        for stage in traced.numbers.stages
+        for row in stage.saved
+    )
+
+
+def _residual(traced: Traced) -> int:
+    return sum(traced.numbers.stages[place].x for place in traced.places)
+
+
+def _autograd(traced: Traced, chosen: TracedSegments) -> Autograd:
+    saved = chosen.saved_bytes
+    return Autograd(
+        saved_bytes=saved,
+        layer_saved_bytes=chosen.layer_saved_bytes,
+        outside_layers=chosen.outside_layers,
+        ratio_to_residual=saved / (_residual(traced) or 1),
+        end_forward_bytes=chosen.evaluation.kept_bytes,
+        peak_forward_bytes=chosen.evaluation.forward_bytes,
+        peak_backward_bytes=chosen.evaluation.backward_bytes,
+    )
+
+
+def _rows(traced: Traced, run: Run) -> Iterator[Segmentation]:
+    n = traced.layers.count
+    policies: list[Policy] = [NoCheckpoint(), EveryLayer(), OneIn(2), Blocks(), Sqrt()]
+    policies += [FirstN(-(-n // 2)), Heaviest(-(-n // 2)), run.checkpoint]
+    best = min((EveryK(k) for k in range(1, n + 1)), key=lambda p: (traced.under(p).peak_bytes, p.k), default=EveryK(1))
+    named = {str(policy): policy for policy in [*policies, best]}
+    full = traced.under(NoCheckpoint()).peak_bytes
+    for name, policy in named.items():
+        found = traced.under(policy)
+        yield Segmentation(
+            policy=name,
+            num_segments=len(found.segments),
+            recompute_flops_fraction=found.recompute_flops_fraction,
+            autograd=_accounting(found, full),
+        )
+
+
+def _accounting(found: TracedSegments, full: int) -> Accounting:
+    stored = found.evaluation.kept_bytes - found.boundary_bytes
+    return Accounting(
+        boundary_bytes=found.boundary_bytes,
+        stored_bytes=stored,
+        working_bytes=found.peak_bytes - found.boundary_bytes - stored,
+        peak_bytes=found.peak_bytes,
+        reduction_bytes=full - found.peak_bytes,
+        reduction_ratio=full / found.peak_bytes,
+    )
+
+
+def _peak(chosen: TracedSegments) -> Peak:
+    evaluation = chosen.evaluation
+    forward = evaluation.forward_bytes >= evaluation.backward_bytes
+    stage = evaluation.forward_stage if forward else evaluation.backward_stage
+    return Peak(
+        phase="forward" if forward else "backward",
+        stage=chosen.traced.chain.stages[stage].name,
+        bytes=chosen.peak_bytes,
+    )
+
+
+def _notes(traced: Traced) -> Iterator[Note]:
+    versions = ", ".join(f"{name} {version}" for name, version in traced.ledger.versions.items())
+    yield Note(
+        code="traced",
+        message=f"every tensor is from a trace of the real model ({versions}), fitted to batch and length; kernels, "
+        f"types and loss are the trace's",
+    )
+    for check in traced.ledger.checked:
+        yield Note(
+            code="trace-checked",
+            message=f"at {check.batch} × {check.seq:,} tokens, which the fit had not seen, saved bytes were off by "
+            f"{check.saved_error_bytes:,} and peaks by {check.peak_error:.2%}",
+        )
+    for note in traced.ledger.notes:
+        yield Note(code="trace-note", message=note)

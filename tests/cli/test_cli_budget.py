@@ -1,0 +1,302 @@
+"""Budget, verdict, cost and stages, from the outside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+
+import pytest
+from cli_harness import CLEAN, COMMAND, actplan, refused, result
+from test_cli_start_up import heavy, modules
+
+from actplan.units import GIB
+
+SMALL = ("--preset", "llama-3.2-1b", "--set", "num_layers=4", "--seq", "1k")
+LLAMA = ("--preset", "llama-3-8b", "--recipe", "fsdp", "--dp", "8")
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "communication")
+
+
+def answer(*arguments: str) -> tuple[int, dict[str, object]]:
+    """Exit code and JSON of an `estimate`."""
+    done = actplan("estimate", *arguments, "--format", "json")
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+# --- the verdict --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--gpu", "h100-80gb"), 0),
+        (("--gpu", "H100-80GB"), 0),
+        (("--gpu", "t4"), 1),
+        (("--limit", "76GiB"), 0),
+        (("--limit", "1GiB"), 1),
+        (("--recipe", "bf16"), 0),
+    ],
+)
+def test_the_exit_code_is_the_verdict(arguments: tuple[str, ...], code: int) -> None:
+    done = actplan("estimate", "--preset", "llama-3.2-1b", "--seq", "4k", "--loss", "fused", *arguments)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.parametrize(("limit", "shown"), [("80GiB", "fits\n"), ("2GiB", "stopped\n")])
+def test_it_guards_a_batch_script(limit: str, shown: str) -> None:
+    line = f"{COMMAND} estimate {' '.join(SMALL)} --limit {limit} > /dev/null && echo fits || {{ echo stopped; exit 1; }}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=CLEAN, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == (shown, 0 if shown == "fits\n" else 1)
+
+
+def test_a_limit_is_bytes_with_a_unit() -> None:
+    assert answer(*SMALL, "--limit", "76GiB")[1]["fit"]["limit_bytes"] == 76 * GIB  # type: ignore[index]
+    assert answer(*SMALL, "--limit", "80GB")[1]["fit"]["limit_bytes"] == 80 * 10**9  # type: ignore[index]
+    assert "--limit" in refused("estimate", *SMALL, "--limit", "76 giga")
+
+
+def test_what_must_be_within_the_limit() -> None:
+    found = result("estimate", *SMALL, "--recipe", "bf16", "--gpu", "h100-80gb")["budget"]
+    edges = {
+        "allocated": found["total_bytes"],
+        "reserved": found["reserved_bytes"]["high"],
+        "device": found["device_bytes"]["high"],
+    }
+    for word, edge in edges.items():
+        for limit, code in ((edge, 0), (edge - 1, 1)):
+            done = answer(*SMALL, "--recipe", "bf16", "--gpu", "h100-80gb", "--limit", f"{limit}B", "--fit-on", word)
+            assert done[0] == code
+            assert done[1]["fit"]["headroom_bytes"] == limit - edge  # type: ignore[index]
+
+
+def test_wrong_words_suggest_the_nearest() -> None:
+    assert "did you mean 'h100-80gb'?" in refused("estimate", *SMALL, "--gpu", "h100-80g")
+    assert "did you mean 'zero-3'?" in refused("estimate", *SMALL, "--recipe", "zero3")
+    assert "did you mean 'adamw8bit'?" in refused("estimate", *SMALL, "--optimizer", "adamw8bits")
+    assert "did you mean 'reserved'?" in refused("estimate", *SMALL, "--limit", "1GiB", "--fit-on", "reserve")
+    assert "did you mean 'activations'?" in refused("estimate", *SMALL, "--offload", "activation")
+    assert "with --gpu or --limit" in refused("estimate", *SMALL, "--fit-on", "allocated")
+    assert "did you mean 'never'?" in refused("estimate", *SMALL, "--recipe", "fsdp", "--reshard", "nevr")
+    assert "only FSDP reshards" in refused("estimate", *SMALL, "--recipe", "zero-3", "--reshard", "never")
+
+
+def test_when_it_does_not_fit_blame_and_remedies_that_were_tried() -> None:
+    code, found = answer(*LLAMA, "--gpu", "h100-80gb")
+    fit: dict[str, object] = found["fit"]  # type: ignore[assignment]
+    assert code == 1
+    assert fit["blame"] == "activations"
+    remedies = {remedy["change"]: remedy for remedy in fit["remedies"]}  # type: ignore[attr-defined]
+    tried = answer(*LLAMA, "--gpu", "h100-80gb", "--checkpoint", "layer")
+    assert tried[0] == 0
+    assert remedies["--checkpoint layer"]["device_bytes"] == tried[1]["budget"]["device_bytes"]  # type: ignore[index]
+    assert remedies["--checkpoint layer"]["fits"]
+
+
+# --- the price ----------------------------------------------------------------------------------------------------
+
+
+def test_the_price_by_hand() -> None:
+    """989 TFLOP/s dense; 6 FLOPs a parameter and token, attention on top; recomputation on top of that."""
+    cost = result("estimate", *LLAMA, "--tokens", "1T", "--gpus", "64", "--mfu", "0.4", "--checkpoint", "layer")["cost"]
+    plain = result("estimate", *LLAMA, "--tokens", "1T", "--gpus", "64", "--mfu", "0.4")
+    fraction = next(row for row in plain["segmentations"] if row["policy"] == "layer")["recompute_flops_fraction"]
+    assert 6 * 7.5e9 < cost["step_flops_per_token"] < 1.25 * 6 * 8.03e9
+    hours = 1e12 * cost["step_flops_per_token"] / (989.4e12 * 0.4) / 3600
+    assert plain["cost"]["gpu_hours"] == pytest.approx(hours, rel=0.001)
+    assert cost["gpu_hours"] == pytest.approx(hours * (1 + fraction), rel=0.001)
+    assert cost["recompute_gpu_hours"] == pytest.approx(hours * fraction, rel=0.001)
+    assert cost["recompute_share"] == pytest.approx(fraction / (1 + fraction), rel=0.001)
+    assert 0.15 < cost["recompute_share"] < 0.25
+    assert plain["cost"]["recompute_share"] == 0
+    assert (cost["tokens"], cost["gpus"], cost["mfu"]) == (10**12, 64, 0.4)
+
+
+def test_twenty_tokens_a_parameter() -> None:
+    found = result("estimate", *SMALL, "--tokens", "chinchilla")
+    assert found["cost"]["tokens"] == 20 * found["model"]["num_parameters"]
+    assert found["cost"]["gpus"] == 1
+    assert "budget" not in found
+
+
+def test_the_price_does_not_depend_on_the_mesh() -> None:
+    one = result("estimate", *SMALL, "--tokens", "1B", "--gpus", "8")["cost"]
+    assert result("estimate", *SMALL, "--tokens", "1B", "--gpus", "8", "--tp", "4", "--dp", "2")["cost"] == one
+    assert result("estimate", *SMALL, "--tokens", "1B", "--tp", "4", "--dp", "2")["cost"] == one
+
+
+def test_prices_that_mean_nothing() -> None:
+    assert "--mfu" in refused("estimate", *SMALL, "--tokens", "1B", "--mfu", "1.5")
+    assert "--mfu" in refused("estimate", *SMALL, "--tokens", "1B", "--mfu", "fast")
+    assert "--tokens" in refused("estimate", *SMALL, "--tokens", "many")
+    assert "with --tokens" in refused("estimate", *SMALL, "--gpus", "8")
+
+
+# --- what is printed ------------------------------------------------------------------------------------------------
+
+
+def test_the_keys_of_the_contract() -> None:
+    found = answer(*LLAMA, "--gpu", "h100-80gb", "--checkpoint", "layer", "--pp", "2", "--tokens", "1B")[1]
+    budget: dict[str, object] = found["budget"]  # type: ignore[assignment]
+    phases: list[dict[str, object]] = budget["phases"]  # type: ignore[assignment]
+    assert [phase["phase"] for phase in phases] == ["forward_loss", "backward", "optimizer_step"]
+    sizes = {f"{name}_bytes" for name in CATEGORIES}
+    for phase in phases:
+        assert set(phase) == {"phase", "total_bytes", "first_step_total_bytes", *sizes}
+        assert phase["total_bytes"] == sum(phase[name] for name in sizes)  # type: ignore[misc]
+    assert {"peak_phase", "total_bytes", "reserved_bytes", "framework_bytes", "device_bytes"} <= set(budget)
+    for band in ("reserved_bytes", "framework_bytes", "device_bytes"):
+        assert set(budget[band]) == {"low", "high"}  # type: ignore[call-overload]
+    assert {"limit_bytes", "fits", "headroom_bytes"} <= set(found["fit"])  # type: ignore[call-overload]
+    assert "null" not in json.dumps(found)
+
+
+def test_one_value() -> None:
+    assert actplan("estimate", *SMALL, "--recipe", "bf16", "--get", "budget.total_bytes").stdout.strip().isdigit()
+    done = actplan("estimate", *SMALL, "--limit", "1GiB", "--get", "fit.fits")
+    assert (done.stdout, done.returncode) == ("false\n", 1)
+    assert actplan("estimate", *SMALL, "--limit", "90GiB", "--get", "fit.fits").stdout == "true\n"
+
+
+def test_nothing_of_a_budget_unless_it_is_asked_for() -> None:
+    found = result("estimate", *SMALL)
+    assert not {"budget", "fit", "cost"} & set(found)
+    assert "not-counted" in {note["code"] for note in found["notes"]}
+    assert "not-counted" not in {note["code"] for note in result("estimate", *SMALL, "--recipe", "bf16")["notes"]}
+
+
+def test_csv_and_markdown_have_the_budget() -> None:
+    arguments = ("estimate", *SMALL, "--recipe", "bf16", "--gpu", "h100-80gb", "--tokens", "1B")
+    data = json.loads(actplan(*arguments, "--format", "json").stdout)
+    rows = list(csv.DictReader(io.StringIO(actplan(*arguments, "--format", "csv").stdout)))
+    phases = [row for row in rows if row["row"] == "budget"]
+    assert [row["name"] for row in phases] == ["forward_loss", "backward", "optimizer_step"]
+    for row, phase in zip(phases, data["budget"]["phases"], strict=True):
+        assert {key: int(row[key]) for key in phase if key != "phase"} == {k: v for k, v in phase.items() if k != "phase"}
+    device = next(row for row in rows if (row["row"], row["name"]) == ("band", "device"))
+    assert (int(device["low"]), int(device["high"])) == tuple(data["budget"]["device_bytes"].values())
+    assert next(row for row in rows if row["row"] == "fit")["fits"] == "true"
+    assert float(next(row for row in rows if row["row"] == "cost")["gpu_hours"]) == data["cost"]["gpu_hours"]
+    text = actplan(*arguments, "--format", "markdown").stdout
+    assert "| One rank, recipe bf16, adamw | GiB forward, loss |" in text
+    assert "**Fits 79.65 GiB of a h100-80gb" in text
+
+
+def test_the_table() -> None:
+    text = actplan("estimate", *LLAMA, "--gpu", "h100-80gb", "--tokens", "1T", "--gpus", "64").stdout
+    assert "One rank, recipe fsdp, adamw" in text
+    for name in (*CATEGORIES, "total", "total, first step"):
+        assert f"\n  {name} " in text
+    assert "Does not fit 79.65 GiB of a h100-80gb" in text
+    assert "To blame first: activations." in text
+    assert "--checkpoint layer" in text
+    assert "hours on 64 GPUs" in text
+
+
+def test_categories_of_the_table_are_those_of_the_json() -> None:
+    found = result("estimate", *SMALL, "--recipe", "fp32")["budget"]["phases"][2]
+    line = next(x for x in actplan("estimate", *SMALL, "--recipe", "fp32").stdout.splitlines() if x.startswith("  optimizer "))
+    assert line.split()[-1] == f"{found['optimizer_bytes'] / GIB:.2f}"
+
+
+# --- recipes, stages, degrees -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "more"),
+    [
+        ("autocast", "bf16", {"precision": "autocast"}),
+        ("fp16", "fp16", {"precision": "autocast"}),
+        ("fp32", "fp32", {}),
+        ("fsdp", "bf16", {}),
+        ("lora", "bf16", {"adapters": "lora of rank 16 on q_proj, v_proj"}),
+        ("qlora", "bf16", {"adapters": "lora of rank 16 on q_proj, v_proj", "quantised": "nf4, the rest in fp32"}),
+        ("qlora-plain", "bf16", {"adapters": "lora of rank 16 on q_proj, v_proj", "quantised": "nf4, the rest in bf16"}),
+    ],
+)
+def test_a_recipe_says_how_the_step_runs(recipe: str, dtype: str, more: dict[str, str]) -> None:
+    run = result("estimate", *SMALL, "--recipe", recipe)["run"]
+    assert run["dtype"] == dtype
+    assert {key: run[key] for key in ("precision", "adapters", "quantised") if key in run} == more
+
+
+def test_contradictions_name_both_sides() -> None:
+    said = refused("estimate", *SMALL, "--recipe", "fp32", "--dtype", "bf16")
+    assert said == "--dtype: bf16 activations contradict recipe fp32, which computes in fp32"
+    assert "recipe autocast runs under autocast" in refused("estimate", *SMALL, "--recipe", "autocast", "--precision", "pure")
+    assert "recipe fsdp" in refused("estimate", *SMALL, "--recipe", "fsdp", "--precision", "autocast")
+
+
+def test_autocast_counts_its_copies_of_the_weights_once() -> None:
+    """The ledger's copies are the states' line: the matrices of the layers and the tied head, in bf16."""
+    rows = result("ledger", *SMALL, "--precision", "autocast")["ledger"]
+    found = result("estimate", *SMALL, "--recipe", "autocast")["budget"]
+    matrices = 4 * (2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192) + 128256 * 2048
+    shapes = {(2048, 2048), (512, 2048), (8192, 2048), (2048, 8192), (128256, 2048)}
+    flipped = {shape[::-1] for shape in shapes}
+    copies = [r for r in rows if tuple(r["shape"]) in shapes | flipped and r["dtype"] == "bfloat16"]
+    assert sum(row["bytes"] * row["count"] for row in copies) == 2 * matrices
+    assert not [line for line in found["lines"] if line["name"] == "autocast copies"]
+    assert found["phases"][0]["activations_bytes"] > 2 * matrices
+
+
+def test_stages_have_a_table() -> None:
+    arguments = ("--preset", "llama-3.2-1b", "--recipe", "megatron-bf16", "--pp", "4", "--seq", "2k")
+    found = result("estimate", *arguments)["budget"]
+    assert [(s["first_layer"], s["last_layer"], s["in_flight"]) for s in found["stages"]] == [
+        (0, 3, 4), (4, 7, 3), (8, 11, 2), (12, 15, 1),
+    ]  # fmt: skip
+    assert found["total_bytes"] == max(stage["total_bytes"] for stage in found["stages"])
+    interleaved = result("estimate", *arguments, "--vpp", "2")["budget"]["stages"]
+    assert [stage["in_flight"] for stage in interleaved] == [11, 9, 7, 5]
+    text = actplan("estimate", *arguments).stdout
+    table = [line.split() for line in text.splitlines()]
+    at = next(i for i, words in enumerate(table) if words[:2] == ["pipeline", "stage"])
+    assert table[at + 1][:4] == ["0", "0", "to", "3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tp", "3"), "--tp: attention heads (32) cannot be divided by 3"),
+        (("--pp", "3"), "--pp: 4 layers cannot be divided into 3 pipeline stages"),
+        (("--pp", "2", "--vpp", "3"), "--vpp: the 2 layers of pipeline stage 0 cannot be divided into 3 chunks"),
+        (("--cp", "3"), "--cp: the sequence length (1,024) cannot be divided by 3"),
+        (("--ep", "2"), "--ep: ep × etp = 2 × 1 does not divide dp × cp × tp = 1 × 1 × 1 = 1"),
+        (("--sp",), "--sp: sequence parallelism divides by --tp"),
+        (("--dp", "0"), "--dp: '0' is not positive"),
+        (("--dp", "8", "--recipe", "fsdp", "--replicas", "3"), "3 HSDP replicas do not divide 8"),
+    ],
+)
+def test_degrees_that_do_not_divide(arguments: tuple[str, ...], said: str) -> None:
+    recipe = () if "--recipe" in arguments else ("--recipe", "bf16")
+    assert said in refused("estimate", *SMALL, *recipe, *arguments)
+
+
+def test_fsdp_as_it_is_asked_for() -> None:
+    lines = {
+        word: {line["name"] for line in result("estimate", *SMALL, "--recipe", "fsdp", "--dp", "8", "--reshard", word)["budget"]["lines"]}
+        for word in ("always", "default", "never")
+    }
+    assert "gathered last layer" in lines["default"] - lines["always"]
+    assert "all-gather buffer" not in lines["never"]
+    hybrid = result("estimate", *SMALL, "--recipe", "fsdp", "--dp", "8", "--replicas", "2")["budget"]["phases"][2]
+    plain = result("estimate", *SMALL, "--recipe", "fsdp", "--dp", "8")["budget"]["phases"][2]
+    assert hybrid["parameters_bytes"] == pytest.approx(2 * plain["parameters_bytes"], rel=0.01)
+
+
+def test_microbatches_accumulate_gradients() -> None:
+    one, four = (
+        result("estimate", *SMALL, "--recipe", "bf16", "--microbatches", n)["budget"]["phases"] for n in ("1", "4")
+    )
+    assert one[0]["gradients_bytes"] == 0
+    assert four[0]["gradients_bytes"] == one[2]["gradients_bytes"]
+
+
+def test_a_budget_loads_nothing_heavy() -> None:
+    loaded = modules("estimate", *SMALL, "--recipe", "fsdp", "--dp", "8", "--gpu", "h100-80gb", "--tokens", "1T", "--format", "json")
+    assert heavy(loaded) == set()
+    assert heavy(modules("sweep", *SMALL, "--gpu", "h100-80gb", "--format", "json")) == set()
+    plain = modules("estimate", "--format", "json")
+    assert not plain & {"actplan.budget", "actplan.gpus", "actplan.recipes", "actplan.verdict", "actplan.budget_notes"}

@@ -1,0 +1,149 @@
+"""Selective checkpointing: every choice of a menu, and any mixture of them, against the whole-model walk."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plan_models import ATTENTION, DELTA, model, models, runs
+
+from actplan import estimate
+from actplan.errors import InputError
+from actplan.estimate.autograd import Segmented, segmented, subject
+from actplan.layers.model import walk
+from actplan.load import load_model
+from actplan.policies import Explicit, KeptOutputs, Segment, Selective, Words, parse_policy
+from actplan.spec import Model, Run
+
+TOLERANCE = 0.005
+SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def agrees(model: Model, run: Run, ours: Segmented) -> None:
+    """The chain is the walk: saved bytes and FLOPs exactly, peaks within half a percent."""
+    real = walk(model, run, ours.segments, keeps=ours.keeps)
+    assert ours.saved_bytes == real.saved_bytes
+    assert ours.evaluation.cost == sum(stage.replayed_flops for stage in real.stages)
+    for chain, walked in (
+        (ours.end_forward_bytes, real.end_forward_bytes),
+        (ours.peak_forward_bytes, real.peak_forward_bytes),
+        (ours.peak_backward_bytes, real.peak_backward_bytes),
+    ):
+        assert abs(chain - walked) <= max(TOLERANCE * walked, 64 * 512)
+
+
+@given(models(), runs(), st.data())
+@SLOW
+def test_any_mixture_is_the_walk(model: Model, run: Run, data: st.DataObject) -> None:
+    about = subject(model, run)
+    segments: list[Segment] = []
+    keeps: dict[int, Words] = {}
+    at = 0
+    while at < model.num_layers:
+        what = data.draw(st.sampled_from(["stored", "segment", "selective", "selective"]))
+        last = min(at + data.draw(st.integers(0, 2)), model.num_layers - 1) if what == "segment" else at
+        if what != "stored":
+            segments.append((at, last))
+        if what == "selective":
+            keeps[at] = data.draw(st.sampled_from(about.menus.sets(at)))
+        at = last + 1
+    agrees(model, run, Segmented(about, tuple(segments), keeps))
+
+
+@pytest.mark.parametrize("words", ["attention", "attention,matmul", "up_proj", "gate_proj,up_proj,q_proj"])
+def test_one_setting_for_all_layers(words: str) -> None:
+    hybrid, run = model(*[DELTA, DELTA, ATTENTION] * 2), Run(sequence_length=256)
+    ours = segmented(hybrid, run, parse_policy(f"selective:{words}"))
+    agrees(hybrid, run, ours)
+    assert ours.saved_bytes > segmented(hybrid, run, parse_policy("layer")).saved_bytes
+
+
+def test_menus_are_in_order_of_worth() -> None:
+    """FLOPs fall as bytes grow, the last product is in none, and the largest set replays no product."""
+    for name in ("qwen-27b", "llama-3-8b"):
+        big, run = load_model(name, preset=True), Run()
+        menus = subject(big, run).menus
+        for layer in {kind: i for i, kind in enumerate(big.layers)}.values():
+            sets = menus.sets(layer)
+            found = menus.kept([(layer, words) for words in sets])
+            assert all(a < b for a, b in itertools.pairwise(sets))
+            assert [one.kept for one in found] == sorted({one.kept for one in found})
+            assert [one.flops for one in found] == sorted({one.flops for one in found}, reverse=True)
+            assert found[-1].flops == 0
+            assert not any("down_proj" in words for words in sets)
+            assert sets[0] <= {"attention", "out_proj", "o_proj"}
+
+
+def test_everything_that_is_kept_is_in_the_ledger() -> None:
+    run = Run(sequence_length=128, checkpoint=Selective(("attention", "up_proj")))
+    rows = estimate.ledger(model(ATTENTION), run, layer=0)
+    kept = [row for row in rows if "selective" in row.reason]
+    assert {row.module.rpartition(".")[2] for row in kept} == {"self_attn", "up_proj"}
+    said = estimate.estimate(model(ATTENTION), run)
+    everything = estimate.ledger(model(ATTENTION), run)
+    assert said.estimates.autograd.saved_bytes == sum(row.bytes * row.count for row in everything)
+
+
+def test_unknown_outputs_are_refused() -> None:
+    with pytest.raises(InputError, match=r"'up_prj'.*did you mean 'up_proj'\?.*q_proj"):
+        segmented(model(ATTENTION), Run(sequence_length=64), parse_policy("selective:up_prj"))
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_lists_of_kept_outputs_read_back(data: st.DataObject) -> None:
+    what = data.draw(st.lists(st.sampled_from(["", "s", "a", "b"]), min_size=1, max_size=70))
+    chosen = tuple((i, i) for i, kind in enumerate(what) if kind == "s")
+    kept = [
+        KeptOutputs((kind, "x"), tuple(i for i, k in enumerate(what) if k == kind)) for kind in "ab" if kind in what
+    ]
+    policy = Explicit(chosen, tuple(kept))
+    if chosen or kept:
+        assert parse_policy(str(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "selective:",
+            "selective:a,,b",
+            "selective:a-b",
+            "segments:0-1/a",
+            "segments:/@1",
+            "segments:/a@",
+            "segments:/a@3..1",
+        ),
+        *(
+            "segments:/a@1..9:0",
+            "segments:/a@1/b@1",
+            "segments:0-3/a@2",
+            "segments:/a@1..99999999999",
+            "segments:0..2,1",
+        ),
+    ],
+)
+def test_wrong_lists_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_policy(text)
+
+
+def test_frozen_layers_below_have_nothing_to_keep() -> None:
+    from actplan.spec import Frozen
+
+    small = model(*[ATTENTION] * 4)
+    run = Run(sequence_length=128, frozen=Frozen(first_layers=2, parts=("embed_tokens",)))
+    agrees(small, run, segmented(small, run, parse_policy("selective:attention,up_proj")))
+
+
+def test_one_row_of_the_table_is_the_selective_policy() -> None:
+    run = Run(sequence_length=128, checkpoint=Selective(("attention",)))
+    table = {row.policy: row for row in estimate.estimate(model(*[ATTENTION] * 4), run).segmentations}
+    chosen, layer = table["selective:attention"], table["layer"]
+    assert chosen.recompute_flops_fraction < layer.recompute_flops_fraction
+    for part in msgspec.structs.astuple(chosen)[-2:]:
+        assert part.peak_bytes == part.boundary_bytes + part.stored_bytes + part.working_bytes
+    assert chosen.textbook.peak_bytes > layer.textbook.peak_bytes
