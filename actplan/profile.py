@@ -63,6 +63,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
         flops: of one forward.
         passed: tables that a checkpoint which begins with it keeps among its inputs (GPT-2's mask).
         reached: whether backward comes to it (`autograd.tape.StageTrace`).
+        held: bytes of it, where it keeps nothing, that live on while the next one runs forward.
         again: FLOPs that it runs again itself, where it is a head with checkpoints of its own.
     """
 
@@ -75,6 +76,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
     flops: int
     reached: bool = True
     passed: tuple[SavedTensor, ...] = ()
+    held: int = 0
     again: int = 0
 
     @property
@@ -152,9 +154,8 @@ class ModelProfile(msgspec.Struct, frozen=True):
         stages = [self.embedding.stage]
         for i, layer in enumerate(self.layers):
             more = ahead + (held if i > 0 else 0)
-            stages.append(
-                replace(layer.stage, name=f"layer {i}", ahead=more, td=layer.once + more)
-            )
+            beside = more + (self.layers[i - 1].held if i > 0 else 0)
+            stages.append(replace(layer.stage, name=f"layer {i}", ahead=more, td=layer.once + beside))
         for after in self.exits:
             stages[after + 1] = _joined(stages[after + 1])
         # a final norm runs while that output is still alive
@@ -222,8 +223,9 @@ class _Measured:
 
     def _lingers(self, i: int) -> int:
         """What the first forward of checkpointed layer i leaves beside its input and its output."""
-        trace = self.dropped.stages[i]
-        return trace.forward_end - trace.forward_start - self.x if trace.reached else 0
+        trace, before = self.dropped.stages[i], self.dropped.stages[i - 1]
+        left = trace.forward_end - trace.held - (trace.forward_start - before.held)
+        return left - self.x if trace.reached else 0
 
     def context(self, run: Walk, kept: list[int]) -> Context:
         """What is alive and belongs to no stage."""
@@ -245,7 +247,8 @@ class _Measured:
         replay = dropped.replay_peak - before - stage.s - stage.x - self.x
         again = dropped.plain_peak - before - stage.s - stage.x - self.x
         beside = max(0, replay - self.x - stage.tf)
-        return replace(profile, stage=replace(stage, tf_last=replay, tb_again=again, before_replay=beside))
+        stage = replace(stage, tf_last=replay, tb_again=again, before_replay=beside)
+        return replace(profile, stage=stage, held=dropped.held)
 
     def end(self, kind: str, i: int) -> LayerProfile:
         """The embedding or the head, which are always stored."""

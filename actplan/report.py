@@ -43,6 +43,7 @@ class RunInfo(Part, frozen=True):
     precision: str | UnsetType = UNSET
     adapters: str | UnsetType = UNSET
     quantised: str | UnsetType = UNSET
+    fake_quantised: str | UnsetType = UNSET
     mtp: bool | UnsetType = UNSET
 
 

@@ -55,7 +55,7 @@ class Attention(Spec, frozen=True, tag_field="type", tag="attention"):
     [B, H, T, D] (Gemma 3), projection: over the whole width (OLMo 2).
     rope: False leaves the positions out (SmolLM3). softcap: Gemma 2's tanh on the scores, where the kernel shows.
     eager_softmax: fp32; model, in the model's type (GPT-2); in_place, so and on scores scaled in place (Falcon).
-    scaled_query: queries are scaled by an op of their own (OPT).
+    scaled_query, scaled_key: queries (OPT) or keys (Falcon-H1) are scaled by an op of their own.
     sinks: a learned logit for each head that takes up attention and gives nothing (gpt-oss).
     """
 
@@ -72,6 +72,7 @@ class Attention(Spec, frozen=True, tag_field="type", tag="attention"):
     softcap: bool = False
     eager_softmax: Literal["fp32", "model", "in_place"] = "fp32"
     scaled_query: bool = False
+    scaled_key: bool = False
     sinks: bool = False
     rope: bool = True
     sliding_window: int | None = None
@@ -112,7 +113,11 @@ class LatentAttention(Spec, frozen=True, tag_field="type", tag="latent_attention
 
 
 class Mamba2(Spec, frozen=True, tag_field="type", tag="mamba2"):
-    """Mamba 2 (Dao and Gu, arXiv 2405.21060): a convolution, a state-space scan, a gated norm."""
+    """Mamba 2 (Dao and Gu, arXiv 2405.21060): a convolution, a state-space scan, a gated norm.
+
+    gating: before the norm (Mamba 2); no_norm, a gate and no norm; gate_then_norm, norm_then_gate, with the weight
+    applied in fp32 (Falcon-H1's `mamba_norm_before_gate`). scaled: its input and its projection times numbers.
+    """
 
     num_heads: int
     head_dim: int
@@ -122,9 +127,12 @@ class Mamba2(Spec, frozen=True, tag_field="type", tag="mamba2"):
     chunk_size: int = 256
     use_bias: bool = False
     use_conv_bias: bool = True
+    gating: Literal["before_norm", "no_norm", "gate_then_norm", "norm_then_gate"] = "before_norm"
+    scaled: bool = False
 
 
-Mixer = Union[Attention, GatedDeltaNet, LatentAttention, Mamba2]  # noqa: UP007  (msgspec reads it at run time on 3.10)
+Mixer = Union[Attention, GatedDeltaNet, LatentAttention, Mamba2, None]  # noqa: UP007  (msgspec reads it at run time on 3.10)
+"""None: the layer is its feed-forward network alone (Nemotron-H)."""
 
 
 Activation = Literal["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "relu", "relu2"]
@@ -134,7 +142,8 @@ Activation = Literal["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast
 class Mlp(Spec, frozen=True, tag_field="type", tag="mlp"):
     """A feed-forward network: down(act(gate(x)) * up(x)), or down(act(up(x))) where it is not gated.
 
-    fused_gate_up: gate and up are the halves of one projection (Phi-3).
+    fused_gate_up: gate and up are the halves of one projection (Phi-3). scaled: gate and output times numbers
+    (Falcon-H1).
     """
 
     intermediate_size: int
@@ -142,6 +151,7 @@ class Mlp(Spec, frozen=True, tag_field="type", tag="mlp"):
     bias: bool = False
     gated: bool = True
     fused_gate_up: bool = False
+    scaled: bool = False
 
 
 class Moe(Spec, frozen=True, tag_field="type", tag="moe"):
@@ -184,6 +194,7 @@ class Residual(Spec, frozen=True):
     [B · T, hidden] (OPT); post_norm, x + norm(f(x)) (OLMo 2); sandwich, x + norm(f(norm(x))) (Gemma 2);
     parallel, x + f(norm(x)) + g(norm(x)) of one norm (Cohere); parallel_two_norms, of a norm for each branch
     (GPT-NeoX); parallel_in_place, the branches added in place (Falcon);
+    two_mixers, x + f(norm(x)) + h(norm(x)), then the second branch (Falcon-H1);
     mixer_only, x + f(norm(x)) and no second branch (Mamba 2); pre_norm_returned, pre_norm whose probabilities the
     model's loop holds (Bamba).
     dropout: on each branch's output. scaled: each branch times a number (Granite's residual_multiplier). fp32: the
@@ -192,7 +203,7 @@ class Residual(Spec, frozen=True):
 
     type: Literal[
         "pre_norm", "pre_norm_held", "pre_norm_all_held", "pre_norm_flat", "post_norm", "sandwich", "parallel",
-        "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only", "pre_norm_returned",
+        "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only", "pre_norm_returned", "two_mixers",
     ] = "pre_norm"  # fmt: skip
     dropout: float = 0.0
     scaled: bool = False
@@ -224,11 +235,15 @@ class Head(Spec, frozen=True):
 
 
 class Layer(Spec, frozen=True):
-    """One decoder layer: a token mixer and a feed-forward network, behind norms, on a residual stream."""
+    """One decoder layer: a token mixer and a feed-forward network, behind norms, on a residual stream.
+
+    beside: a second mixer on the same input (Falcon-H1).
+    """
 
     kind: str
     mixer: Mixer
     mlp: FeedForward
+    beside: Mamba2 | None = None
     norm: NormType = "rms"
     residual: Residual = Residual()
 
@@ -254,7 +269,7 @@ class LeftOut(Spec, frozen=True):
     num_parameters: int
 
 
-Naming = Literal["llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2", "bamba", "granitemoehybrid"]
+Naming = Literal["llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2", "bamba", "falcon_h1", "nemotron_h", "granitemoehybrid"]
 LigerModule = Literal["rms_norm", "rms_norm_copy", "rms_norm_in_place", "rope", "swiglu", "geglu", "experts"]
 
 
@@ -267,6 +282,8 @@ class Model(Spec, frozen=True):
         liger: the modules that Liger's own patch function replaces for this model type. Its RMSNorm writes the
             gradient over the incoming one where the weight is not offset by one; rms_norm_copy never does,
             rms_norm_in_place always.
+        spare: the attention that the configuration describes where no layer has any: tables and masks for it are made
+            all the same (a Bamba of Mamba layers alone).
         mtp, mtp_layer: multi-token prediction, and the decoder layer of each depth.
         exits: after how many layers there is an early exit: the hidden state goes through a norm and an output
             projection into a loss of its own. exit_head: the model's own norm and projection (LayerSkip, arXiv
@@ -286,10 +303,12 @@ class Model(Spec, frozen=True):
     head: Head = Head()
     tie_word_embeddings: bool = False
     supports_sdpa: bool = True
+    supports_flex: bool = True
     full_mask: bool = False
     naming: Naming = "llama"
     liger: tuple[LigerModule, ...] = ("rms_norm", "rope", "swiglu")
     left_out: tuple[LeftOut, ...] = ()
+    spare: Attention | None = None
     mtp: Mtp | None = None
     mtp_layer: Layer | None = None
     exits: tuple[int, ...] = ()
@@ -353,8 +372,9 @@ def _repeating(layers: tuple[Layer, ...]) -> tuple[int, int]:
     return 0, n
 
 
-AttentionKernel = Literal["eager", "sdpa", "efficient", "flash", "flash2"]
-"""efficient: sdpa on its memory-efficient kernel, heads repeated (a GPU that the flash kernel does not run on).
+AttentionKernel = Literal["eager", "sdpa", "efficient", "cudnn", "flex", "flash", "flash2"]
+"""efficient: sdpa on its memory-efficient kernel, heads repeated (a GPU that the flash kernel does not run on: T4).
+cudnn: sdpa on cuDNN's (torch's first choice on Hopper and Blackwell). flex: flex_attention, compiled.
 flash: FlashAttention, which takes values narrower than keys as they are (version 3; it matters for latent attention
 only). flash2: version 2, to which Transformers hands such values padded."""
 LinearAttentionKernel = Literal["torch", "fla"]

@@ -359,6 +359,8 @@ class StageTrace(msgspec.Struct):
     """The highest point of its replay, and of its backward otherwise."""
     plain_peak: int = 0
     gradient_bytes: int = 0
+    held: int = 0
+    """Bytes of what the model's loop still holds of it, saved by nothing, while the next stage runs forward."""
     reached: bool = False
     """Whether backward comes to it: something in it or below it is trained."""
 

@@ -26,9 +26,7 @@ def budget_notes(model: Model, run: Run, job: Job, found: Budget) -> tuple[Note,
     return tuple(Note(code=code, message=message) for part in PARTS for code, message in part(facts))
 
 
-def with_budget_notes(
-    before: Iterable[Note], model: Model, run: Run, job: Job, found: Budget
-) -> tuple[Note, ...]:
+def with_budget_notes(before: Iterable[Note], model: Model, run: Run, job: Job, found: Budget) -> tuple[Note, ...]:
     """An estimate's notes without those that the budget replaces, and the budget's."""
     kept = tuple(note for note in before if note.code not in REPLACED)
     return (*kept, *budget_notes(model, run, job, found))

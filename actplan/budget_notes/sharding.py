@@ -72,7 +72,10 @@ def _replicated(facts: Facts) -> Said:
 
 
 _LIVE = ("gathered root", "gathered layers", "gathered weights", "all-gather buffer")
-_BUCKETS = ("reduce-scatter buffers", "root's reduce-scatter buffer", "reduce buckets", "gradient buckets", "cast shards", "all-reduce buffer")
+_BUCKETS = (
+    "reduce-scatter buffers", "root's reduce-scatter buffer", "reduce buckets", "gradient buckets", "cast shards",
+    "all-reduce buffer",
+)  # fmt: skip
 
 
 def _gathered(facts: Facts) -> Said:
@@ -173,4 +176,3 @@ def _pipeline(facts: Facts) -> Said:
         "with "
         f"them is a fault (gradients or activations of a micro-batch that are not freed)",
     )
-

@@ -118,4 +118,3 @@ def trained_bytes(facts: Facts, names: tuple[str, ...]) -> tuple[int, Fraction]:
         return 0, Fraction(0)
     held = sum(p.numel * p.dtype.itemsize for p in picked)
     return count, Fraction(4 * held, count)
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from ..estimate.autograd import subject
 from ..policies import NoCheckpoint
 from .facts import Facts, Said, gib
 from .states import trained_bytes
@@ -18,6 +19,7 @@ def tuning_notes(facts: Facts) -> Said:
     yield from _saved_modules(facts)
     yield from _upcast(facts)
     yield from _casts(facts)
+    yield from _rounded(facts)
     yield from _boundaries(facts)
 
 
@@ -105,6 +107,20 @@ def _casts(facts: Facts) -> Said:
     )
 
 
+def _rounded(facts: Facts) -> Said:
+    """Quantisation-aware training: what rounding keeps beside the weights."""
+    if facts.run.fake_quantised is None:
+        return
+    plain = subject(facts.model, replace(facts.run, fake_quantised=None)).under(NoCheckpoint())
+    more = facts.subject.under(NoCheckpoint()).saved_bytes - plain.saved_bytes
+    what = "weights and inputs" if facts.run.fake_quantised.activations else "weights"
+    yield (
+        "qat-copies",
+        f"rounding {what} keeps rounded copies and masks of what was clipped: {gib(more)} more for backward where "
+        f"layers are stored; nothing is in few bits, and gradients and optimizer states are of the whole weights",
+    )
+
+
 def _boundaries(facts: Facts) -> Said:
     chosen = facts.chosen
     count = len(chosen.segments)
@@ -117,4 +133,3 @@ def _boundaries(facts: Facts) -> Said:
         "checkpoint-boundaries",
         f"{count} checkpoints keep their inputs {where}, {gib(chosen.held_bytes)} each, {gib(size)} together{tip}",
     )
-

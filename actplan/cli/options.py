@@ -12,7 +12,7 @@ from typer import Option
 
 from ..errors import InputError
 from ..mesh import Mesh
-from ..spec import Frozen, Lora, Model, Run
+from ..spec import FakeQuantised, Frozen, Lora, Model, Run
 from ..units import parse_count
 from .axes import RUN_AXES, RunAxis
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..ledgerfile import Ledger
 
 DEFAULT_PRESET = "qwen-27b"
+QAT = ("weights", "all")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class RunOptions:
         str | None,
         Option(
             "--attention",
-            metavar="eager|sdpa|flash|flash2",
+            metavar="eager|sdpa|efficient|cudnn|flex|flash|flash2",
             help="Softmax attention kernel (default: sdpa, or eager where the model refuses sdpa).",
         ),
     ] = None
@@ -114,7 +115,8 @@ class RunOptions:
         Option(
             "--checkpoint",
             metavar="POLICY",
-            help="none, layer, block, sqrt, every:K, one-in:K, first:N, heaviest:N or segments:0-3,4-7.",
+            help="none, layer, block, sqrt, every:K, one-in:K, first:N, heaviest:N, segments:0-3,4-7 or "
+            "selective:attention,up_proj.",
         ),
     ] = "none"
     checkpoint_dtype: Annotated[
@@ -137,6 +139,10 @@ class RunOptions:
         str | None, Option("--lora-save", metavar="NAMES", help="Modules trained in full beside them.")
     ] = None
     dora: Annotated[bool, Option("--dora", help="A magnitude for each output of an adapted linear.")] = False
+    qat: Annotated[
+        str | None,
+        Option("--qat", metavar="weights|all", help="Train with rounding in the way: of weights, or of inputs too."),
+    ] = None
     freeze: Annotated[
         str | None, Option("--freeze", metavar="NAMES", help="Parts not trained: embed_tokens, mlp, layers.3, ...")
     ] = None
@@ -183,6 +189,7 @@ class RunOptions:
             hold_logits=self.hold_logits,
             adapters=self._adapters(),
             frozen=self._frozen(),
+            fake_quantised=self._fake_quantised(),
             input_require_grads=self.input_require_grads,
         )
 
@@ -197,6 +204,13 @@ class RunOptions:
             modules_to_save=_names(self.lora_save, "--lora-save"),
             dora=self.dora,
         )
+
+    def _fake_quantised(self) -> FakeQuantised | None:
+        if self.qat is None:
+            return None
+        if self.qat not in QAT:
+            raise InputError(f"unknown value {self.qat[:64]!r}", where="--qat", choices=QAT, got=self.qat[:64])
+        return FakeQuantised(activations=self.qat == "all")
 
     def _frozen(self) -> Frozen:
         layers = 0 if self.freeze_layers is None else parse_count(self.freeze_layers, "--freeze-layers")

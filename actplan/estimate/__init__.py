@@ -110,6 +110,8 @@ def _trained_how(run: Run) -> dict[str, Any]:
         said["adapters"] = f"{kind} of rank {lora.rank} on {', '.join(lora.targets)}{saved}"
     if run.quantised is not None:
         said["quantised"] = f"nf4, the rest in {'fp32' if run.quantised.upcast else run.dtype}"
+    if run.fake_quantised is not None:
+        said["fake_quantised"] = "weights and inputs" if run.fake_quantised.activations else "weights"
     if run.mtp:
         said["mtp"] = True
     return said

@@ -64,6 +64,8 @@ def _separate(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Proj
     query = transpose(_heads(m, "q_norm", query, spec, norm_type), 1, 2)
     key = m.call("k_proj", column, x, kv_width, spec.qkv_bias)
     key = transpose(_heads(m, "k_norm", key, spec, norm_type), 1, 2)
+    if spec.scaled_key:
+        key = mul_scalar(key)
     value = view(m.call("v_proj", column, x, kv_width, spec.qkv_bias), *lead, -1, dim)
     return query, key, transpose(value, 1, 2), gate, None
 

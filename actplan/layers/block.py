@@ -175,14 +175,31 @@ def _pre_norm_returned(
 
 
 def _mixer_only(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
-    """models/mamba2/modeling_mamba2.py, Mamba2Block."""
+    """models/mamba2/modeling_mamba2.py, Mamba2Block; models/nemotron_h, NemotronHBlock."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, to(hidden, m.dtype), spec.norm)
     if spec.residual.fp32:
         residual = to(residual, FP32)
-    hidden, _ = mixer(m, hidden, spec, tables, mask)
+    hidden, _ = feed_forward(m, hidden, spec) if spec.mixer is None else mixer(m, hidden, spec, tables, mask)
     hidden = add(residual, hidden)
     return hidden
+
+
+def _two_mixers(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/falcon_h1/modeling_falcon_h1.py, FalconH1DecoderLayer."""
+    residual = hidden
+    hidden = m.call("input_layernorm", norm, hidden, spec.norm)
+    assert spec.beside is not None
+    mamba_states = m.call("mixer", mamba2, hidden, spec.beside)
+    mamba_states = mul_scalar(mamba_states)
+    attention_states, _ = mixer(m, mul_scalar(hidden), spec, tables, mask)
+    attention_states = mul_scalar(attention_states)
+    hidden = add(mamba_states, attention_states)
+    hidden = add(residual, hidden)
+    residual = hidden
+    hidden = m.call("post_attention_layernorm", norm, hidden, spec.norm)
+    hidden = feed_forward(m, hidden, spec)[0]
+    return add(residual, hidden)
 
 
 _RESIDUALS: dict[str, Callable[[Scope, Tensor, Layer, Tables | None, Tensor | None], Tensor]] = {
@@ -196,6 +213,7 @@ _RESIDUALS: dict[str, Callable[[Scope, Tensor, Layer, Tables | None, Tensor | No
     "parallel_two_norms": _parallel_two_norms,
     "mixer_only": _mixer_only,
     "pre_norm_returned": _pre_norm_returned,
+    "two_mixers": _two_mixers,
     "parallel_in_place": _parallel_in_place,
     "parallel_in_place_two_norms": _parallel_in_place,
 }
@@ -225,6 +243,7 @@ def mixer(
         return m.call("self_attn", latent_attention, x, spec.mixer, tables, mask)
     if isinstance(spec.mixer, Mamba2):
         return m.call("mixer", mamba2, x, spec.mixer), None
+    assert spec.mixer is not None
     return m.call("linear_attn", gated_deltanet, x, spec.mixer), None
 
 

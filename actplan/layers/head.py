@@ -120,11 +120,11 @@ def fused_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, own: str | N
 
 def needs_tables(model: Model) -> int | None:
     """The rotary dimension of the tables, None for a model without positions of that kind."""
-    for layer in model.layers:
-        if isinstance(layer.mixer, LatentAttention):
-            return layer.mixer.qk_rope_head_dim
-        if isinstance(layer.mixer, Attention) and layer.mixer.rope:
-            return int(layer.mixer.head_dim * model.rope.fraction)
+    for mixer in (*(layer.mixer for layer in model.layers), model.spare):
+        if isinstance(mixer, LatentAttention):
+            return mixer.qk_rope_head_dim
+        if isinstance(mixer, Attention) and mixer.rope:
+            return int(mixer.head_dim * model.rope.fraction)
     return None
 
 

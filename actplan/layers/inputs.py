@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ..autograd import Tensor
 from ..ops import embedding as ops
+from ..ops.attention_torch import block_mask
 from ..ops.elementwise import add, mul_scalar
 from ..ops.rope import Tables
 from ..ops.views import unsqueeze
@@ -45,7 +46,8 @@ class Shared:
     def of(self, layers: Sequence[Layer]) -> Shared:
         """The part that these layers use: what a checkpoint of them keeps alive."""
         windows = {_window(layer) for layer in layers}
-        masks = {window: mask for window, mask in self.masks.items() if window in windows}
+        attended = {_window(layer) for layer in layers if _attends(layer)}
+        masks = {window: mask for window, mask in self.masks.items() if window in attended}
         kinds = {self.local and window is not None for window in windows}
         tables = {kind: pair for kind, pair in self.tables.items() if kind in kinds}
         return Shared(masks, tables, self.local, len(layers))
@@ -74,7 +76,7 @@ def _whole(model: Model, run: Run) -> Model:
 def _windows(model: Model) -> list[Window]:
     """The windows of the attention layers, none first."""
     windows = {_window(layer) for layer in model.layers if _attends(layer)}
-    if model.full_mask:
+    if model.full_mask or model.spare is not None:
         windows.add(None)
     return sorted(windows, key=lambda window: window or 0)
 
@@ -85,12 +87,18 @@ def _mask(m: Scope, model: Model, run: Run, window: Window) -> Tensor | None:
     needed = model.naming in ALWAYS_MASKED or (window is not None and window <= run.sequence_length)
     if run.attention == "eager":
         mask = head.eager_mask(m, run.micro_batch_size, run.local_length, run.residual_dtype)
-    elif run.attention in ("sdpa", "efficient") and (needed or run.padding_mask):
+    elif run.attention == "flex":
+        mask = m.call("mask", _block_mask, run)
+    elif run.attention in ("sdpa", "efficient", "cudnn") and (needed or run.padding_mask):
         mask = head.bool_mask(m, run.local_length, run.micro_batch_size if run.padding_mask else 1)
     else:
         return None
     mask.storage.owner = "shared:mask" if window is None else f"shared:mask_{window}"
     return mask
+
+
+def _block_mask(m: Scope, run: Run) -> Tensor:
+    return block_mask(m.tape, run.micro_batch_size, run.local_length)
 
 
 def _tables(m: Scope, model: Model, run: Run) -> dict[bool, Tables]:
@@ -102,7 +110,7 @@ def _tables(m: Scope, model: Model, run: Run) -> dict[bool, Tables]:
     dtype = FP32 if model.rope.style == "half_fp32" else run.residual_dtype
     kinds = {model.rope.local and _window(layer) is not None for layer in model.layers if _attends(layer)}
     made = {}
-    for local in sorted(kinds):
+    for local in sorted(kinds or {False}):
         joined = model.rope.style != "half_tables"
         tables = m.call("rotary_emb", head.rope_tables, batch, run.local_length, dim, dtype, joined=joined)
         made[local] = tables

@@ -9,10 +9,11 @@ from typing import Protocol
 
 from ..autograd import Tensor
 from ..ops import attention as attn
-from ..ops import deltanet, norm, rope, rope_pairs, sinks
+from ..ops import attention_torch, deltanet, norm, rope, rope_pairs, sinks
 from ..ops.layer_norm import layer_norm_fp32
 from ..spec import Attention, LigerModule, Mamba2, Model, NormType, Run
 from . import delta, delta_torch, experts, mamba, mlp
+from .kernel_limits import check_attention
 from .scope import Scope
 
 Norm = Callable[[Tensor, Tensor], Tensor]
@@ -81,6 +82,8 @@ _LATENT: dict[str, AttentionKernel] = {
     "flash2": attn.padded_flash_attention,
     "sdpa": attn.efficient_attention,
     "efficient": attn.efficient_attention,
+    "cudnn": attention_torch.cudnn_attention,
+    "flex": attention_torch.flex_attention,
 }
 """Where values are narrower than keys: FlashAttention 3 takes them so, torch's flash kernel refuses and sdpa falls
 back to the memory-efficient one (ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash)."""
@@ -91,6 +94,8 @@ _ATTENTION: dict[str, AttentionKernel] = {
     "flash2": attn.flash_attention,
     "sdpa": attn.sdpa_attention,
     "efficient": attn.efficient_attention,
+    "cudnn": attention_torch.cudnn_attention,
+    "flex": attention_torch.flex_attention,
 }
 _ROTATIONS: dict[str, Rotate] = {
     "half_fp32": rope.rotate_and_cast,
@@ -103,6 +108,7 @@ _ROTATIONS: dict[str, Rotate] = {
 
 def kernels(model: Model, run: Run) -> Kernels:
     """The kernels of a run."""
+    check_attention(model, run)
     chosen = replace(_HF, attention=_ATTENTION.get(run.attention, _HF.attention))
     if run.attention == "sdpa" and run.residual_dtype is not run.dtype and run.precision == "pure":
         # torch's flash kernel takes no fp32 (ATen/native/transformers/cuda/sdp_utils.cpp, check_dtypes)

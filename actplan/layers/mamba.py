@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..autograd import Tensor
 from ..ops.deltanet import causal_conv1d_torch
-from ..ops.elementwise import add_scalar, exp, mean_last, mul, neg, power, rsqrt, silu, to
+from ..ops.elementwise import add_scalar, exp, mean_last, mul, mul_scalar, neg, power, rsqrt, silu, to
 from ..ops.mamba import SplitScan, mamba_split_conv1d_scan_combined
 from ..ops.views import reshape, split, squeeze, transpose, view
 from ..spec import Mamba2
@@ -16,9 +16,15 @@ from .scope import Scope, column, row
 def mamba2(m: Scope, x: Tensor, spec: Mamba2) -> Tensor:
     """The mixer without its norm: [B, T, hidden] to the same."""
     inner, channels = _widths(spec)
+    hidden = x.shape[-1]
+    if spec.scaled:
+        x = mul_scalar(x)
     projected_states = m.call("in_proj", column, x, inner + channels + spec.num_heads, spec.use_bias)
+    del x  # its name is given to a part of the projection before the scan
+    if spec.scaled:
+        projected_states = mul_scalar(projected_states)
     A = neg(exp(to(m.parameter("A_log", spec.num_heads), FP32)))
-    return m.kernels.mamba2(m, projected_states, A, spec, x.shape[-1])
+    return m.kernels.mamba2(m, projected_states, A, spec, hidden)
 
 
 def _widths(spec: Mamba2) -> tuple[int, int]:
@@ -49,7 +55,12 @@ def torch_mixer(m: Scope, projected_states: Tensor, A: Tensor, spec: Mamba2, hid
         chunk=spec.chunk_size,
     )
     scan_output = reshape(scan_result, batch, length, -1)
-    scan_output = m.call("gated_norm", _gated_norm, scan_output, gate, inner // groups)
+    if spec.gating == "no_norm":
+        scan_output = mul(scan_output, silu(gate))
+    elif spec.gating == "before_norm":
+        scan_output = m.call("gated_norm", _gated_norm, scan_output, gate, inner // groups)
+    else:
+        scan_output = m.call("gated_norm", _gated_norm_fp32, scan_output, gate, spec)
     return m.call("out_proj", row, to(scan_output, m.dtype), hidden, spec.use_bias)
 
 
@@ -71,6 +82,21 @@ def _gated_norm(m: Scope, x: Tensor, gate: Tensor, group_size: int) -> Tensor:
     return mul(m.parameter("weight", shape[-1]), to(x, dtype))
 
 
+def _gated_norm_fp32(m: Scope, x: Tensor, gate: Tensor, spec: Mamba2) -> Tensor:
+    """models/falcon_h1/modeling_falcon_h1.py, FalconH1RMSNormGated: the weight is applied before the cast."""
+    dtype, shape = x.dtype, x.shape
+    if spec.gating == "gate_then_norm":
+        x = mul(x, silu(to(gate, FP32)))
+    x = view(to(x, FP32), *shape[:-1], spec.n_groups, shape[-1] // spec.n_groups)
+    variance = mean_last(power(x))
+    x = mul(x, rsqrt(add_scalar(variance)))
+    x = mul(view(m.parameter("weight", shape[-1]), *x.shape[-2:]), x)
+    x = view(x, *shape)
+    if spec.gating == "norm_then_gate":
+        x = mul(x, silu(to(gate, FP32)))
+    return to(x, dtype)
+
+
 def fused_mixer(m: Scope, projected_states: Tensor, A: Tensor, spec: Mamba2, hidden: int) -> Tensor:
     """mamba_ssm's kernel for training, which takes convolution, scan, gated norm and output projection at
     once."""
@@ -84,7 +110,7 @@ def fused_mixer(m: Scope, projected_states: Tensor, A: Tensor, spec: Mamba2, hid
             conv_bias=bias,
             dt_bias=m.parameter("dt_bias", spec.num_heads),
             D=m.parameter("D", spec.num_heads),
-            norm_weight=m.call("gated_norm", _weight, inner),
+            norm_weight=None if spec.gating == "no_norm" else m.call("gated_norm", _weight, inner),
             out_weight=m.call("out_proj", _weight, hidden, inner),
             out_bias=m.call("out_proj", _bias, hidden) if spec.use_bias else None,
         ),

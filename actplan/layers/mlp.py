@@ -18,6 +18,8 @@ def mlp(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
     """The feed-forward half of a layer, without its norm."""
     x = enter(m, x)
     inner = m.kernels.gated_mlp if spec.gated else plain_mlp
+    if spec.scaled:
+        return elementwise.mul_scalar(m.call("down_proj", row, scaled_gate(m, x, spec), x.shape[-1], spec.bias))
     return m.call("down_proj", row, inner(m, x, spec), x.shape[-1], spec.bias)
 
 
@@ -47,6 +49,14 @@ def activate_then_multiply(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
         m.call("act_fn", activate, m.call("gate_proj", column, x, width, spec.bias), spec),
         m.call("up_proj", column, x, width, spec.bias),
     )
+
+
+def scaled_gate(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
+    """models/falcon_h1/modeling_falcon_h1.py, FalconH1MLP."""
+    width = m.local(spec.intermediate_size, "feed-forward width")
+    up = m.call("up_proj", column, x, width, spec.bias)
+    gate = elementwise.mul_scalar(m.call("gate_proj", column, x, width, spec.bias))
+    return elementwise.mul(up, m.call("act_fn", activate, gate, spec))
 
 
 def liger_swiglu(m: Scope, x: Tensor, spec: Mlp) -> Tensor:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from ..autograd import Tape, Tensor, backward, checkpoint
+from ..autograd.meter import rounded
 from ..autograd.tape import OUTSIDE, StageTrace
 from ..autograd.tensor import Storage, contiguous_strides
 from ..errors import InputError
@@ -97,13 +98,26 @@ def walk(
     result.end_forward_bytes = tape.meter.live
     result.peak_forward_bytes = max(stage.forward_peak for stage in result.stages)
     if loss.node is None:
-        raise InputError("nothing is trained", where="frozen", allowed="at least one parameter with a gradient")
+        raise _untrained(tape, run)
     gradient = tape.empty(loss.shape, loss.dtype, "gradient")
     backward(tape, loss, gradient, stepper.backward)
     del held
     stepper.backward(None)
     result.peak_backward_bytes = max(stage.backward_peak for stage in result.stages)
     return result
+
+
+def _untrained(tape: Tape, run: Run) -> InputError:
+    """Why no parameter has a gradient."""
+    if run.adapters is None:
+        return InputError("nothing is trained", where="frozen", allowed="at least one parameter with a gradient")
+    paths = [path.split(".") for path, p in tape.parameters.items() if len(p.shape) == 2 and ".layers." in path]
+    return InputError(
+        f"nothing is trained: no linear is called {' or '.join(run.adapters.targets)}",
+        where="--lora-targets",
+        choices=[*dict.fromkeys(path[-2] for path in paths), "all-linear"],
+        got=run.adapters.targets[0],
+    )
 
 
 class _Stepper:
@@ -205,6 +219,8 @@ def _language_model(
     def run_layers(first: int, given: Shared, held: Tensor | None, hidden: Tensor, *masks: Tensor) -> Tensor:
         for i, layer in enumerate(model.layers[first : first + given.count], first):
             hidden = _layer(m, i, numbers[i], hidden, layer, given, stepper)
+            if m.tape.replaying:
+                m.held = None  # the model's loop is over
         return hidden
 
     exits, left = prediction.exits(model, run), []
@@ -232,6 +248,8 @@ def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: S
     stepper.begin(i + 1)
     hidden = m.call(_layer_name(m, number), decoder_layer, hidden, spec, shared.rope(spec), shared.mask(spec))
     stepper.end(i + 1)
+    if m.held is not None and m.held.storage.row is None and not m.tape.replaying:
+        stepper.stages[i + 1].held = rounded(m.held.storage.nbytes)
     return hidden
 
 

@@ -119,6 +119,19 @@ _NAMES["bamba"] = {
 }
 
 
+_NAMES["falcon_h1"] = _NAMES["bamba"]
+
+
+_NAMES["nemotron_h"] = {
+    "embed_tokens": "embeddings",
+    "norm": "norm_f",
+    "input_layernorm": "norm",
+    "gated_norm": "norm",
+    "self_attn": "mixer",
+    "mlp": "mixer",
+}
+
+
 _NAMES["granitemoehybrid"] = {
     **_SHARED,
     "mixer": "mamba",

@@ -4,19 +4,20 @@ A `Document` is plain data (words, numbers, lists, mappings) with the fields bel
 it and gives the `Model`. Every reader (YAML, presets, `config.json`) produces a document and nothing else,
 so every check and every `--set` works alike on all of them.
 
-    name, title, hidden_size, vocab_size, tie_word_embeddings, norm, rope, supports_sdpa, liger, left_out, mtp, exits,
-    exit_head           as in `actplan.spec.Model`
+    name, title, hidden_size, vocab_size, tie_word_embeddings, norm, rope, supports_sdpa, supports_flex, liger,
+    left_out, mtp, exits, exit_head
+                       as in `actplan.spec.Model`
     layers              the pattern: names of kinds, repeated and nested (`actplan.load.pattern`)
     num_layers          optional; the pattern must then add up to it
     attention, gated_deltanet, latent_attention, mamba2, mlp, moe
                         the sections: what each layer that uses them is made of; with a moe section, layers have
                         experts unless their kind says `feed_forward: mlp`
-    kinds               named kinds: {name: {mixer: built-in kind, feed_forward, norm, and sections' fields that
+    kinds               named kinds: {name: {mixer: built-in kind, beside, feed_forward, norm, and sections' fields that
                         differ}}
     overrides           {layer or "first..last": fields that differ}, later entries over earlier ones
 
 Built-in kinds: `full_attention` (the attention section, its window ignored), `sliding_attention` (with its
-window), `gated_deltanet`, `latent_attention` and `mamba2`. `head_dim` is given, never derived from `hidden_size`, whatever else changes.
+window), `gated_deltanet`, `latent_attention`, `mamba2`, and `mlp_only`, a feed-forward network that is a layer of its own. `head_dim` is given, never derived from `hidden_size`, whatever else changes.
 """
 
 from __future__ import annotations
@@ -47,18 +48,20 @@ MIXERS = {
     "gated_deltanet": "gated_deltanet",
     "latent_attention": "latent_attention",
     "mamba2": "mamba2",
+    "mlp_only": "mlp",
 }
 """Built-in kind -> the section that its mixer reads."""
 FeedForwardName = Literal["mlp", "moe", "none"]
+SecondMixer = Literal["mamba2", "none"]
 FEED_FORWARDS = ("mlp", "moe")
 """The sections that a feed-forward network may be of."""
-MODEL_KEYS = tuple(key for key in fields_of(Model) if key not in ("source", "layers", "mtp_layer"))
+MODEL_KEYS = tuple(key for key in fields_of(Model) if key not in ("source", "layers", "spare", "mtp_layer"))
 DOCUMENT_KEYS = (
     *("name", "title", "hidden_size", "vocab_size", "num_layers", "layers"),
     *(key for key in MODEL_KEYS if key not in ("name", "title", "hidden_size", "vocab_size")),
     *(*SECTIONS, "kinds", "overrides"),
 )
-CHANGE_KEYS = ("mixer", "feed_forward", "norm", *SECTIONS)
+CHANGE_KEYS = ("mixer", "beside", "feed_forward", "norm", *SECTIONS)
 MAX_OVERRIDDEN = 1_000_000
 
 
@@ -128,6 +131,8 @@ def checked_change(value: object, where: str) -> Change:
             checked[key] = check_fields(SECTIONS[key], item, path)
         elif key == "norm":
             checked[key] = check(fields_of(Layer)["norm"].type, item, path)
+        elif key == "beside":
+            checked[key] = check(SecondMixer, item, path)
         elif key == "feed_forward":
             checked[key] = check(FeedForwardName, item, path)
         elif not isinstance(item, str) or item not in MIXERS:

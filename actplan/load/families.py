@@ -187,6 +187,7 @@ def qwen3_5_hybrid(config: Config, *, key_value_heads: int) -> Fields:
         **trunk(config),
         **layers(kinds),
         "norm": "rms_zero_centered",
+        "supports_flex": False,
         "rope": {"type": "mrope", "fraction": rotary_fraction(config, 0.25)},
         "attention": {
             **attention(config, key_value_heads=key_value_heads, head_dim=config.size("head_dim", 256)),

@@ -184,6 +184,7 @@ def stablelm(config: Config) -> Fields:
     bias = {"qkv_bias": True} if config.flag("use_qkv_bias", False) else {}
     return {
         **trunk(config),
+        "supports_flex": False,
         **_full(config),
         **_LAYER_NORM,
         **_residual("parallel" if parallel else "pre_norm_all_held", 0.0),

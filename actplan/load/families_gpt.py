@@ -59,6 +59,7 @@ def gpt2(config: Config) -> Fields:
     dropout, positions = config.fraction("embd_pdrop", 0.1), config.size("max_position_embeddings", 1024)
     return {
         **frame(config, tied=True),
+        "supports_flex": False,
         **_full(config),
         **_LAYER_NORM,
         **_branches("pre_norm_held", config.fraction("resid_pdrop", 0.1)),
@@ -142,6 +143,7 @@ def falcon(config: Config) -> Fields:
     width = config.size("intermediate_size", 4 * config.required("hidden_size"))
     return {
         **frame(config, tied=True),
+        "supports_flex": False,
         **_full(config),
         **_LAYER_NORM,
         **_branches(kind, config.fraction("hidden_dropout", 0.0)),

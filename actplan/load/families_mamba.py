@@ -7,9 +7,11 @@ from ..errors import InputError
 from .families import reader
 from .family_parts import (
     Fields,
+    activation,
     attention,
     bias_on_all,
     derived_head_dim,
+    frame,
     layer_types,
     layers,
     mlp,
@@ -17,6 +19,7 @@ from .family_parts import (
     trunk,
 )
 from .hf_config import Config
+from .pattern import MAX_LAYERS
 
 
 @reader("mamba2")
@@ -64,6 +67,7 @@ def bamba(config: Config) -> Fields:
     count = num_layers(config)
     return {
         **trunk(config),
+        "supports_flex": False,
         **layers(["full_attention" if i in attends else "mamba2" for i in range(count)]),
         "rope": {"fraction": 0.5},
         "residual": {"type": "pre_norm_returned"},
@@ -123,10 +127,93 @@ def granitemoehybrid(config: Config) -> Fields:
     }
 
 
-def mamba_section(config: Config) -> Fields:
-    """The mixer's section where its fields are called `mamba_…`."""
+@reader("falcon_h1")
+def falcon_h1(config: Config) -> Fields:
+    """configuration_falcon_h1.py: attention and Mamba 2 side by side in every layer, each scaled by multipliers, as are
+    keys, the feed-forward network, embedding and logits; an inner width of 1024 when `mamba_d_ssm` is absent (null:
+    mamba_expand × hidden_size). Liger has no patch for it."""
+    inner = config.integer("mamba_d_ssm", absent=1024)
+    section = mamba_section(config, inner)
+    if config.flag("projectors_bias", False) != config.flag("mamba_proj_bias", False):
+        raise config.refuse("projectors_bias", "differs from mamba_proj_bias, which is not modelled")
+    gating = "no_norm"
+    if config.flag("mamba_rms_norm", False):
+        gating = "norm_then_gate" if config.flag("mamba_norm_before_gate", True) else "gate_then_norm"
+    return {
+        **trunk(config),
+        "supports_flex": False,
+        **layers(["attention_and_mamba2"] * num_layers(config)),
+        "kinds": {"attention_and_mamba2": {"mixer": "full_attention", "beside": "mamba2"}},
+        "residual": {"type": "two_mixers"},
+        "embedding": {"scaled": "model"},
+        "head": {"scaled": True},
+        "naming": "falcon_h1",
+        "attention": {
+            **attention(config, key_value_heads=8, head_dim=derived_head_dim(config)),
+            **bias_on_all(config),
+            "scaled_key": True,
+        },
+        "mamba2": {**section, "gating": gating, "scaled": True},
+        "mlp": {**mlp(config, bias=config.flag("mlp_bias", False)), "scaled": True},
+        "liger": [],
+    }
+
+
+NEMOTRON_LAYERS = {"M": "mamba2", "*": "full_attention", "-": "mlp_only", "E": "moe"}
+"""`hybrid_override_pattern`."""
+
+
+@reader("nemotron_h")
+def nemotron_h(config: Config) -> Fields:
+    """configuration_nemotron_h.py: layers of one branch each, Mamba 2, attention without positions, or a feed-forward
+    network without a gate, as `hybrid_override_pattern` or `layers_block_type` says; heads of 128, relu². Liger has no
+    patch for it."""
+    return {
+        **frame(config),
+        **layers(_nemotron_layers(config)),
+        "residual": {"type": "mixer_only"},
+        "naming": "nemotron_h",
+        "attention": {
+            **attention(config, key_value_heads=8, head_dim=config.size("head_dim", 128)),
+            "rope": False,
+        },
+        "mamba2": {
+            "num_heads": config.size("mamba_num_heads", 128),
+            "head_dim": config.size("mamba_head_dim", 64),
+            "state_size": config.size("ssm_state_size", 128),
+            "n_groups": config.size("mamba_n_groups", config.size("n_groups", 8)),
+            "conv_kernel": config.size("mamba_d_conv", config.size("conv_kernel", 4)),
+            "chunk_size": config.size("mamba_chunk_size", config.size("chunk_size", 128)),
+            **({"use_bias": True} if config.flag("use_bias", False) else {}),
+            **({} if config.flag("mamba_conv_bias", config.flag("use_conv_bias", True)) else {"use_conv_bias": False}),
+        },
+        "mlp": {
+            **mlp(config, bias=config.flag("mlp_bias", False)),
+            "gated": False,
+            **activation(config, "relu2", "mlp_hidden_act"),
+        },
+        "liger": [],
+    }
+
+
+def _nemotron_layers(config: Config) -> list[str]:
+    """The layers' kinds; `num_hidden_layers` keeps the first of a pattern."""
+    names = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": "full_attention", "mlp": "mlp_only"}
+    names |= {"full_attention": "full_attention", "moe": "moe", **NEMOTRON_LAYERS}
+    listed = config.get("layers_block_type") or config.get("hybrid_override_pattern")
+    if not isinstance(listed, (list, str)) or not listed or len(listed) > MAX_LAYERS:
+        raise InputError("missing", where=config.path("hybrid_override_pattern"), allowed="M, * and -, one a layer")
+    for i, word in enumerate(listed):
+        if word not in names or names[word] == "moe":
+            what = "mixtures of experts are not modelled here" if word in names else "is no kind of layer"
+            raise InputError(f"{str(word)[:40]}: {what}", where=config.path(f"hybrid_override_pattern[{i}]"), allowed="M, * and -")
+    return [names[word] for word in listed]
+
+
+def mamba_section(config: Config, inner: int | None = None) -> Fields:
+    """The mixer's section where its fields are called `mamba_…`; `inner`: its width, if not `mamba_expand` says."""
     heads = config.size("mamba_n_heads", 128)
-    inner = config.required("hidden_size") * config.size("mamba_expand", 2)
+    inner = inner or config.required("hidden_size") * config.size("mamba_expand", 2)
     given = config.get("mamba_d_head")
     head_dim = inner // heads if given in (None, "auto") else config.size("mamba_d_head", 1)
     if heads * head_dim != inner:
@@ -145,4 +232,4 @@ def mamba_section(config: Config) -> Fields:
     }
 
 
-__all__ = ["bamba", "granitemoehybrid", "mamba2", "mamba_section"]
+__all__ = ["bamba", "falcon_h1", "granitemoehybrid", "mamba2", "mamba_section", "nemotron_h"]

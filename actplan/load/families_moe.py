@@ -133,6 +133,7 @@ def qwen3_next(config: Config) -> Fields:
         **trunk(config),
         **with_dense(kinds, dense),
         "norm": "rms_zero_centered",
+        "supports_flex": False,
         **rope({"fraction": rotary_fraction(config, 0.25)}),
         "attention": {
             **attention(config, key_value_heads=2, head_dim=config.size("head_dim", 256)),

@@ -66,6 +66,7 @@ def olmoe(config: Config) -> Fields:
     heads = config.required("num_attention_heads")
     return {
         **trunk(config),
+        "supports_flex": False,
         **layers(["full_attention"] * num_layers(config)),
         "attention": {
             **attention(config, key_value_heads=heads, head_dim=derived_head_dim(config)),

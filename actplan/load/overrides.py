@@ -17,6 +17,7 @@ from ..errors import InputError
 from .document import (
     CHANGE_KEYS,
     DOCUMENT_KEYS,
+    FEED_FORWARDS,
     MIXERS,
     SECTIONS,
     Document,
@@ -159,7 +160,7 @@ def _unknown(path: str, choices: Sequence[str]) -> InputError:
 def _check_used(document: Document, keys: tuple[str, ...], path: str) -> None:
     """Refuse to set what no layer has: it would change nothing and look as if it did."""
     mixers = _mixers_in_use(document)
-    if keys[0] in MIXERS.values() and keys[0] not in {MIXERS[mixer] for mixer in mixers}:
+    if keys[0] in MIXERS.values() and keys[0] not in FEED_FORWARDS and keys[0] not in {MIXERS[mixer] for mixer in mixers}:
         raise InputError(f"no layer of this model has {keys[0]}", where=f"--set {path}")
     if keys == ("attention", "sliding_window") and "sliding_attention" not in mixers:
         raise InputError(

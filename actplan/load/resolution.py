@@ -44,7 +44,7 @@ def resolve(document: Document) -> Model:
     layers = resolver.layers(layer_names(given))
     mtp_layer = resolver.predicting(layers[-1]) if model.mtp else None
     checked_exits(model.exits, len(layers))
-    return msgspec.structs.replace(model, layers=layers, mtp_layer=mtp_layer)
+    return msgspec.structs.replace(model, layers=layers, spare=resolver.spare(layers), mtp_layer=mtp_layer)
 
 
 class _Resolver:
@@ -79,6 +79,14 @@ class _Resolver:
         self.check_names((kind,), "mtp.kind")
         return self.labelled(kind, ())
 
+    def spare(self, layers: tuple[Layer, ...]) -> Attention | None:
+        """The attention section, where it is whole and no layer has attention."""
+        attends = any(isinstance(layer.mixer, (Attention, LatentAttention)) for layer in layers)
+        required = ("num_attention_heads", "num_key_value_heads", "head_dim")
+        if attends or not all(field in self.base["attention"] for field in required):
+            return None
+        return self.checked_attention(Attention(**{**self.base["attention"], "sliding_window": None}), "attention")
+
     def check_names(self, names: tuple[str, ...], where: str = "layers") -> None:
         known = (*MIXERS, *self.kinds)
         for name in dict.fromkeys(names):
@@ -102,24 +110,43 @@ class _Resolver:
     def layer(self, name: str, numbers: _Changes) -> Layer:
         """The layer, still without a label."""
         changes = [*([self.kinds[name]] if name in self.kinds else []), *(self.changes[n] for n in numbers)]
-        mixer, norm, feed_forward = name, self.model.norm, self.feed_forward
+        mixer, norm, feed_forward, beside = name, self.model.norm, self.feed_forward, "none"
         for change in changes:
+            beside = str(change.values.get("beside", beside))
             mixer = str(change.values.get("mixer", mixer))
             norm = change.values.get("norm", norm)  # type: ignore[assignment]
             feed_forward = str(change.values.get("feed_forward", feed_forward))
-        self.check_sections(changes, mixer, feed_forward)
+        if mixer == "mlp_only":
+            feed_forward = "mlp"
+        self.check_beside(mixer, beside)
+        self.check_sections(changes, mixer, feed_forward, beside)
         return Layer(
             kind="",
             mixer=self.mixer(mixer, changes),
             mlp=self.mlp(feed_forward, changes),
+            beside=self.second(changes) if beside == "mamba2" else None,
             norm=norm,
             residual=self.model.residual,
         )
 
-    def check_sections(self, changes: list[Change], mixer: str, feed_forward: str) -> None:
+    def check_beside(self, mixer: str, beside: str) -> None:
+        """Two mixers stand in a layer whose residual type adds them, and in no other."""
+        both = self.model.residual.type == "two_mixers"
+        if both != (beside != "none") or (both and MIXERS[mixer] != "attention"):
+            raise InputError(
+                "a layer of two mixers is attention with a second one beside it",
+                where="residual.type",
+                allowed="two_mixers, with kinds of {mixer: full_attention, beside: mamba2}",
+            )
+
+    def second(self, changes: list[Change]) -> Mamba2:
+        values, where = self.merged("mamba2", changes)
+        return checked_mamba2(build(Mamba2, values, where), where)
+
+    def check_sections(self, changes: list[Change], mixer: str, feed_forward: str, beside: str) -> None:
         for change in changes:
             for section in change.values:
-                if section in SECTIONS and section not in (MIXERS[mixer], feed_forward):
+                if section in SECTIONS and section not in (MIXERS[mixer], feed_forward, beside):
                     what = f"layer with feed_forward: {feed_forward}" if section in FEED_FORWARDS else f"{mixer} layer"
                     raise InputError(f"a {what} has no such part", where=join(change.where, section))
 
@@ -139,6 +166,10 @@ class _Resolver:
         return checked_moe(build(Moe, values, where), where) if section == "moe" else build(Mlp, values, where)
 
     def mixer(self, mixer: str, changes: list[Change]) -> Mixer:
+        if mixer == "mlp_only":
+            if self.model.residual.type != "mixer_only":
+                raise InputError("mlp_only stands between layers of one branch", where="residual.type", allowed="mixer_only")
+            return None
         values, where = self.merged(MIXERS[mixer], changes)
         if mixer == "mamba2":
             return checked_mamba2(build(Mamba2, values, where), where)

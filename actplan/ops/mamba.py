@@ -24,7 +24,7 @@ class SplitScan(NamedTuple):
     conv_bias: Tensor | None
     dt_bias: Tensor
     D: Tensor
-    norm_weight: Tensor
+    norm_weight: Tensor | None
     out_weight: Tensor
     out_bias: Tensor | None
 
@@ -77,9 +77,9 @@ def _scan_backward(x: Tensor, spec: Mamba2) -> None:
 
 
 def _backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    zxbcdt, out, *_held = (node.unpack(i) for i in range(4))
+    zxbcdt, out, *_held = (node.unpack(i) for i in range(len(node.saved)))
     p, spec, A = node.extra
-    channels, inner = p.conv_weight.shape[0], p.norm_weight.shape[0]
+    channels, inner = p.conv_weight.shape[0], spec.num_heads * spec.head_dim
     recomputed = new(out, (*out.shape[:2], inner), op="out_recompute")
     mixed = new(out, (*out.shape[:2], channels), op="causal_conv1d_fwd")
     d_zxbcdt = new(zxbcdt, zxbcdt.shape, op="dzxbcdt")
@@ -102,11 +102,12 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 def mamba_split_conv1d_scan_combined(zxbcdt: Tensor, A: Tensor, p: SplitScan, spec: Mamba2) -> Tensor:
     """[B, T, projection] to [B, T, hidden]."""
     batch, length, _ = zxbcdt.shape
-    inner, hidden = p.norm_weight.shape[0], p.out_weight.shape[0]
+    inner, hidden = spec.num_heads * spec.head_dim, p.out_weight.shape[0]
     mixed = new(zxbcdt, (batch, length, p.conv_weight.shape[0]), op="causal_conv1d_fwd")
     scanned = _scan(mixed, spec)
+    # without a norm the scan gates its output itself, and what it gates is kept
     normed = new(zxbcdt, (batch, length, inner), op="layer_norm_fwd")
-    rstd = new(zxbcdt, (spec.n_groups * batch * length,), FP32, "rstd")
+    rstd = None if p.norm_weight is None else new(zxbcdt, (spec.n_groups * batch * length,), FP32, "rstd")
     out = new(zxbcdt, (batch, length, hidden), op="mm")
     zxbcdt.tape.count_flops(scan_flops(batch, length, spec) + 2 * batch * length * inner * hidden)
     trained = [p.conv_weight, p.conv_bias, p.dt_bias, A, p.D, p.norm_weight, p.out_weight, p.out_bias]
@@ -115,8 +116,9 @@ def mamba_split_conv1d_scan_combined(zxbcdt: Tensor, A: Tensor, p: SplitScan, sp
         (zxbcdt, "the input projection"),
         (scanned, "the output of the scan"),
         (A, "the decay of each head"),
-        (rstd, "one over the root of each row's variance"),
     ]
+    if rstd is not None:
+        saves.append((rstd, "one over the root of each row's variance"))
     node = custom("MambaSplitConv1dScanCombinedFn", _backward, inputs, saves, [out])
     if node is not None:
         node.extra = (p, spec, A)

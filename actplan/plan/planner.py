@@ -65,7 +65,7 @@ def plan(
         recompute_cost=chosen.evaluation.cost,
         recompute_flops_fraction=chosen.recompute_flops_fraction,
         slowdown=_slowdown(chosen),
-        optimality=about.optimality,
+        optimality=about.optimality if chosen.evaluation.cost else "proven",
         dominated_by=dominated_by(chosen),
         alternatives=alternatives(about, room),
     )

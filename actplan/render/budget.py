@@ -118,8 +118,9 @@ def _remedies(fit: Fit) -> Table:
 
 
 def _cost(cost: Cost) -> Line:
+    devices = f"{whole(cost.gpus)} {'GPU' if cost.gpus == 1 else 'GPUs'}"
     return Line(
         f"{rounded(cost.tokens)} tokens at {percent(cost.mfu)} utilisation: {whole(round(cost.gpu_hours))} GPU-hours, "
-        f"{whole(round(cost.gpu_hours / cost.gpus))} hours on {whole(cost.gpus)} {'GPU' if cost.gpus == 1 else 'GPUs'}; recomputation is "
+        f"{whole(round(cost.gpu_hours / cost.gpus))} hours on {devices}; recomputation is "
         f"{whole(round(cost.recompute_gpu_hours))} GPU-hours of them ({percent(cost.recompute_share)})."
     )

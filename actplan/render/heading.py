@@ -35,6 +35,7 @@ def run_line(run: RunInfo) -> str:
         f"{whole(run.micro_batch_size)} × {whole(run.sequence_length)} tokens",
         run.dtype if run.precision is UNSET else f"{run.dtype} {run.precision}",
         *(part for part in (run.adapters, run.quantised) if part is not UNSET),
+        *([f"rounded {run.fake_quantised}"] if run.fake_quantised is not UNSET else []),
         f"{run.kernels} modules, {run.attention}, {run.linear_attention}",
         f"{run.loss} loss" if run.loss != "none" else "no loss",
         *([] if run.mtp is UNSET else ["multi-token prediction"]),

@@ -82,8 +82,8 @@ def _fsdp(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> 
         kept = each[-1] if sharding.reshard == "default" else 0
         reason = "the last layer is not freed after forward: backward needs it next"
         if kept:
-            last = Line("communication", "gathered last layer", kept, _GATHERED, reason, _FSDP_SOURCE, moments=("loss",))
-            lines.append(last)
+            name = "gathered last layer"
+            lines.append(Line("communication", name, kept, _GATHERED, reason, _FSDP_SOURCE, moments=("loss",)))
         two = sum(sorted(each)[-2:])
         reason = "the layer in use and the next one, prefetched"
         lines.append(
@@ -121,7 +121,16 @@ def _fsdp_cast(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh
         return []
     reason = "the shards of the largest unit, cast to the compute type for its all-gather"
     return [
-        Line("communication", "cast shards", max(sizes), DURING_BACKWARD, reason, _FSDP_SOURCE, own_pool=True)
+        Line(
+            "communication",
+            "cast shards",
+            max(sizes),
+            DURING_BACKWARD,
+            reason,
+            _FSDP_SOURCE,
+            own_pool=True,
+            moments=("layers",),
+        )
     ]
 
 

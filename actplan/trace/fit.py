@@ -262,7 +262,11 @@ def _check(ledger: Ledger, model: _Source, point: Point) -> Check:
 
 def replace_pattern(ledger: Ledger, traced: TraceResult) -> Ledger:
     """The ledger of as many layers as `traced` has."""
-    count: Counter[str] = Counter(s.name.rpartition(".")[0] for s in traced.stages if s.kind != s.name)
+    count: Counter[str] = Counter()
+    for stage in traced.stages:
+        stack, _, number = stage.name.rpartition(".")
+        if stage.kind != stage.name:
+            count[stack] = max(count[stack], int(number) + 1)
     spans = []
     for span in ledger.pattern:
         layer = ledger.stages[span.stage].role == "layer"

@@ -118,17 +118,23 @@ def _layers(stack: str, kinds: list[str], traced: list[Place], by_place: dict[in
     kind."""
     special = {int(p.name.rpartition(".")[2]): by_place[p.index] for p in traced if p.index in by_place}
     last_traced = max(int(p.name.rpartition(".")[2]) for p in traced)
-    labels = []
+    ran = {p.kind for p in traced}  # a layer that this run skips (vision layers on text) is no stage
+    labels: list[str | None] = []
     for i, kind in enumerate(kinds):
-        label = special.get(i, kind)
-        if label != kind and label.startswith(f"{kind} (") and i == last_traced and i != len(kinds) - 1:
+        label: str | None = special.get(i, kind)
+        if kind not in ran:
+            labels.append(None)
+            continue
+        if label != kind and str(label).startswith(f"{kind} (") and i == last_traced and i != len(kinds) - 1:
             label = kind  # it stood out because it was the last of the shortened model
         labels.append(label)
     if last_traced in special and kinds[-1] == kinds[last_traced]:
         labels[-1] = special[last_traced]
     spans: list[Span] = []
     for i, label in enumerate(labels):
-        if spans and spans[-1].stage == label:
+        if label is None:
+            continue
+        if spans and spans[-1].stage == label and spans[-1].first + spans[-1].count == i:
             spans[-1] = Span(label, spans[-1].count + 1, stack, spans[-1].first)
         else:
             spans.append(Span(label, 1, stack, i))

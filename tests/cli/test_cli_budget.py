@@ -46,7 +46,9 @@ def test_the_exit_code_is_the_verdict(arguments: tuple[str, ...], code: int) -> 
 
 @pytest.mark.parametrize(("limit", "shown"), [("80GiB", "fits\n"), ("2GiB", "stopped\n")])
 def test_it_guards_a_batch_script(limit: str, shown: str) -> None:
-    line = f"{COMMAND} estimate {' '.join(SMALL)} --limit {limit} > /dev/null && echo fits || {{ echo stopped; exit 1; }}"
+    line = (
+        f"{COMMAND} estimate {' '.join(SMALL)} --limit {limit} > /dev/null && echo fits || {{ echo stopped; exit 1; }}"
+    )
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=CLEAN, timeout=60, check=False)
     assert (done.stdout, done.returncode) == (shown, 0 if shown == "fits\n" else 1)
 
@@ -173,7 +175,9 @@ def test_csv_and_markdown_have_the_budget() -> None:
     phases = [row for row in rows if row["row"] == "budget"]
     assert [row["name"] for row in phases] == ["forward_loss", "backward", "optimizer_step"]
     for row, phase in zip(phases, data["budget"]["phases"], strict=True):
-        assert {key: int(row[key]) for key in phase if key != "phase"} == {k: v for k, v in phase.items() if k != "phase"}
+        assert {key: int(row[key]) for key in phase if key != "phase"} == {
+            k: v for k, v in phase.items() if k != "phase"
+        }
     device = next(row for row in rows if (row["row"], row["name"]) == ("band", "device"))
     assert (int(device["low"]), int(device["high"])) == tuple(data["budget"]["device_bytes"].values())
     assert next(row for row in rows if row["row"] == "fit")["fits"] == "true"
@@ -196,7 +200,9 @@ def test_the_table() -> None:
 
 def test_categories_of_the_table_are_those_of_the_json() -> None:
     found = result("estimate", *SMALL, "--recipe", "fp32")["budget"]["phases"][2]
-    line = next(x for x in actplan("estimate", *SMALL, "--recipe", "fp32").stdout.splitlines() if x.startswith("  optimizer "))
+    line = next(
+        x for x in actplan("estimate", *SMALL, "--recipe", "fp32").stdout.splitlines() if x.startswith("  optimizer ")
+    )
     assert line.split()[-1] == f"{found['optimizer_bytes'] / GIB:.2f}"
 
 
@@ -212,7 +218,11 @@ def test_categories_of_the_table_are_those_of_the_json() -> None:
         ("fsdp", "bf16", {}),
         ("lora", "bf16", {"adapters": "lora of rank 16 on q_proj, v_proj"}),
         ("qlora", "bf16", {"adapters": "lora of rank 16 on q_proj, v_proj", "quantised": "nf4, the rest in fp32"}),
-        ("qlora-plain", "bf16", {"adapters": "lora of rank 16 on q_proj, v_proj", "quantised": "nf4, the rest in bf16"}),
+        (
+            "qlora-plain",
+            "bf16",
+            {"adapters": "lora of rank 16 on q_proj, v_proj", "quantised": "nf4, the rest in bf16"},
+        ),
     ],
 )
 def test_a_recipe_says_how_the_step_runs(recipe: str, dtype: str, more: dict[str, str]) -> None:
@@ -224,7 +234,9 @@ def test_a_recipe_says_how_the_step_runs(recipe: str, dtype: str, more: dict[str
 def test_contradictions_name_both_sides() -> None:
     said = refused("estimate", *SMALL, "--recipe", "fp32", "--dtype", "bf16")
     assert said == "--dtype: bf16 activations contradict recipe fp32, which computes in fp32"
-    assert "recipe autocast runs under autocast" in refused("estimate", *SMALL, "--recipe", "autocast", "--precision", "pure")
+    assert "recipe autocast runs under autocast" in refused(
+        "estimate", *SMALL, "--recipe", "autocast", "--precision", "pure"
+    )
     assert "recipe fsdp" in refused("estimate", *SMALL, "--recipe", "fsdp", "--precision", "autocast")
 
 
@@ -276,7 +288,12 @@ def test_degrees_that_do_not_divide(arguments: tuple[str, ...], said: str) -> No
 
 def test_fsdp_as_it_is_asked_for() -> None:
     lines = {
-        word: {line["name"] for line in result("estimate", *SMALL, "--recipe", "fsdp", "--dp", "8", "--reshard", word)["budget"]["lines"]}
+        word: {
+            line["name"]
+            for line in result("estimate", *SMALL, "--recipe", "fsdp", "--dp", "8", "--reshard", word)["budget"][
+                "lines"
+            ]
+        }
         for word in ("always", "default", "never")
     }
     assert "gathered last layer" in lines["default"] - lines["always"]
@@ -295,8 +312,22 @@ def test_microbatches_accumulate_gradients() -> None:
 
 
 def test_a_budget_loads_nothing_heavy() -> None:
-    loaded = modules("estimate", *SMALL, "--recipe", "fsdp", "--dp", "8", "--gpu", "h100-80gb", "--tokens", "1T", "--format", "json")
+    loaded = modules(
+        "estimate", *SMALL, "--recipe", "fsdp", "--dp", "8", "--gpu", "h100-80gb", "--tokens", "1T", "--format", "json"
+    )
     assert heavy(loaded) == set()
     assert heavy(modules("sweep", *SMALL, "--gpu", "h100-80gb", "--format", "json")) == set()
     plain = modules("estimate", "--format", "json")
     assert not plain & {"actplan.budget", "actplan.gpus", "actplan.recipes", "actplan.verdict", "actplan.budget_notes"}
+
+
+def test_training_with_rounding_in_the_way() -> None:
+    """torchao's fake quantisation keeps a rounded copy and a mask of each weight."""
+    found = result("estimate", *SMALL, "--recipe", "bf16", "--qat", "weights")
+    assert found["run"]["fake_quantised"] == "weights"
+    note = next(note["message"] for note in found["notes"] if note["code"] == "qat-copies")
+    plain = result("estimate", *SMALL, "--recipe", "bf16")
+    more = found["estimates"]["autograd"]["saved_bytes"] - plain["estimates"]["autograd"]["saved_bytes"]
+    assert f"{more / GIB:.2f} GiB more" in note
+    assert more > 4 * (2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192)
+    assert "did you mean 'weights'?" in refused("estimate", *SMALL, "--qat", "weight")

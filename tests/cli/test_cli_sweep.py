@@ -85,7 +85,8 @@ def test_a_long_sweep_shows_a_bar_on_a_terminal_and_takes_it_away(tmp_path: Path
 
 # --- recipes, devices, meshes; parts of a sweep -------------------------------------------------------------------
 
-BUDGET = ("sweep", *SMALL, "--seq", "1k", "--recipe", "fsdp,zero-3", "--dp", "8", "--gpu", "h100-80gb,t4-16gb", "--tp", "1,2,3")
+LISTS = ("--recipe", "fsdp,zero-3", "--gpu", "h100-80gb,t4-16gb", "--tp", "1,2,3")
+BUDGET = ("sweep", *SMALL, "--seq", "1k", "--dp", "8", *LISTS)
 
 
 def test_a_sweep_over_meshes_recipes_and_devices() -> None:
@@ -180,7 +181,8 @@ def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
 
 
 def test_which_part() -> None:
-    for text, said in (("0/4", "no part 0 of 4"), ("5/4", "no part 5 of 4"), ("a/b", "is no part"), ("3", "is no part")):
+    wrong = {"0/4": "no part 0 of 4", "5/4": "no part 5 of 4", "a/b": "is no part", "3": "is no part"}
+    for text, said in wrong.items():
         assert said in refused("sweep", *SMALL, "--shard", text)
     assert "--array=1-8" in refused("sweep", *SMALL, "--shard", "0/8")
     assert "one of them" in refused("sweep", "--merge", "--shard", "1/2", "x")

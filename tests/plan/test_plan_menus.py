@@ -32,7 +32,9 @@ def agrees(model: Model, run: Run, ours: Segmented) -> None:
         (ours.peak_forward_bytes, real.peak_forward_bytes),
         (ours.peak_backward_bytes, real.peak_backward_bytes),
     ):
-        assert abs(chain - walked) <= max(TOLERANCE * walked, 64 * 512)
+        # a chain counts the T × T mask as held by checkpoints, also where only layers that ignore it are checkpointed
+        mask = 2 * run.micro_batch_size * run.sequence_length**2 if run.attention == "eager" else 0
+        assert abs(chain - walked) <= max(TOLERANCE * walked, 64 * 512 + mask)
 
 
 @given(models(), runs(), st.data())

@@ -201,7 +201,9 @@ def _write(path: Path, results: dict[str, Any], torch_version: str, transformers
         "without": len(results) - ok,
         "models": results,
     }
-    path.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    whole = path.with_suffix(".tmp")
+    whole.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    whole.replace(path)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,119 @@
+"""torch's other attention kernels: cuDNN's under `scaled_dot_product_attention`, and `flex_attention`.
+
+From their sources (PyTorch 2.13); not checked on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ..autograd.node import Node
+from ..autograd.tape import Tape
+from ..autograd.tensor import Tensor, preserved_strides
+from ..spec import Attention
+from ..units import FP32, INT32, INT64
+from .attention import Attended, repeat_kv
+from .casts import lowered, to
+from .function import custom, new
+from .views import contiguous, transpose
+
+FLEX_BLOCK = 128
+"""Rows and columns of one block of a BlockMask (torch/nn/attention/flex_attention.py, _DEFAULT_SPARSE_BLOCK_SIZE)."""
+QUERIES = "the queries, to compute attention again"
+KEYS = "the keys, to compute attention again"
+VALUES = "the values, to compute attention again"
+OUTPUT = "the attention output, for the softmax gradient"
+ROWS = "the log-sum-exp of each row, to compute probabilities again"
+
+
+def cudnn_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
+) -> Attended:
+    """ATen/native/transformers/cuda/attention.cu, _scaled_dot_product_cudnn_attention_cuda, and
+    tools/autograd/derivatives.yaml: keeps q, k, v as they are (heads are grouped in the kernel), output, the
+    log-sum-exp of each row in fp32, seed and offset. With a mask Transformers repeats keys and values, and the mask is
+    kept as a bias in the model's type (attention.cpp, convert_boolean_attn_mask_cudnn)."""
+    query, key, value = lowered(query, key, value)
+    bias = None
+    if mask is not None:
+        key, value = (repeat_kv(x, query.shape[1] // key.shape[1]) for x in (key, value))
+        bias = new(query, mask.shape, op="attention_bias")
+    batch, heads, length, _ = query.shape
+    output, out = _output(query, key, value, "cudnn_attention")
+    lse = output((batch, heads, length, 1), FP32, "logsumexp", flops=0)
+    seed, offset = (output((), INT64, "philox", flops=0) for _ in range(2))
+    saves = [(query, QUERIES), (key, KEYS), (value, VALUES), (out, OUTPUT), (lse, ROWS)]
+    saves += [(state, "the state of the dropout generator") for state in (seed, offset)]
+    if bias is not None:
+        saves.append((bias, "the T × T mask as an additive bias"))
+    custom("ScaledDotProductCudnnAttentionBackward0", _cudnn_backward, (query, key, value), saves, [out])
+    return contiguous(transpose(out, 1, 2)), None
+
+
+def _output(query: Tensor, key: Tensor, value: Tensor, op: str) -> tuple[Callable[..., Tensor], Tensor]:
+    """What makes outputs worth keeping, and the first: laid out as the queries are (alloc_with_matching_layout,
+    infer_dense_strides)."""
+    batch, heads, length, dim = query.shape
+    output = partial(query.tape.output, family="attention")
+    flops = batch * heads * length * key.shape[2] * (dim + value.shape[3])
+    out = output((batch, heads, length, value.shape[3]), query.dtype, op, flops=flops)
+    out.strides = preserved_strides(out.shape, ((query.shape, query.strides),))
+    return output, out
+
+
+def _cudnn_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    """ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop. cuDNN's workspace is its own affair: counted is what its
+    algorithm must hold, the queries' gradient in fp32 and one number a row."""
+    q, k, v, *held = (node.unpack(i) for i in range(len(node.saved)))
+    grad = grads[0]  # dO is copied where its layout is not the output's
+    if grad.strides != held[0].strides:
+        grad = new(grad, grad.shape, op="clone")
+    batch, heads, length, dim = q.shape
+    result = [new(t, t.shape) for t in (q, k, v)]
+    workspace = [new(q, (batch, heads, length, dim), FP32, "workspace"), new(q, (batch, heads, length), FP32, "workspace")]
+    del grad, workspace
+    return result
+
+
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
+) -> Attended:
+    """Transformers' integrations/flex_attention.py over torch.compile'd flex_attention
+    (torch/_higher_order_ops/flex_attention.py, FlexAttentionAutogradOp): keeps q, k, v, output, the log-sum-exp in
+    fp32 and the block mask. Keys and values are repeated where the number of heads is no power of two. The layer gets
+    the log-sum-exp in the model's type beside the output."""
+    query, key, value = lowered(query, key, value)
+    heads = query.shape[1]
+    if heads & (heads - 1):
+        key, value = (repeat_kv(x, heads // key.shape[1]) for x in (key, value))
+    output, out = _output(query, key, value, "flex_attention")
+    lse = output((query.shape[0], heads, query.shape[2]), FP32, "logsumexp", flops=0)
+    saves = [(query, QUERIES), (key, KEYS), (value, VALUES), (out, OUTPUT), (lse, ROWS)]
+    if mask is not None:
+        saves.append((mask, "the blocks of the mask that are not empty"))
+    custom("FlexAttentionBackward", _flex_backward, (query, key, value), saves, [out])
+    natural = new(lse, lse.shape, op="mul")
+    rows = to(natural, value.dtype)
+    del natural
+    return contiguous(transpose(out, 1, 2)), rows
+
+
+def _flex_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    """torch/_inductor/kernel/flex/flex_attention.py, flex_attention_backward: row sums in fp32, then each gradient at
+    its own size, those of grouped keys and values summed in the kernel."""
+    q, k, v, *held = (node.unpack(i) for i in range(len(node.saved)))
+    delta = new(q, held[1].shape, FP32, "delta")
+    result = [new(t, t.shape) for t in (q, k, v)]
+    del delta
+    return result
+
+
+def block_mask(tape: Tape, batch: int, length: int) -> Tensor:
+    """What a BlockMask is made of, as one tensor: for partial and full blocks, by rows and by columns, how many there
+    are in each and which (create_block_mask; compiled, so that no mask of T × T is made)."""
+    blocks = -(-length // FLEX_BLOCK)
+    return tape.empty((batch, 4, blocks, blocks + 1), INT32, "block_mask")
+
+
+__all__ = ["block_mask", "cudnn_attention", "flex_attention"]
