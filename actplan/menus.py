@@ -126,12 +126,12 @@ class Menus:
         before = whole.dropped.backward + whole.embedding.stage.kept + whole.head.stage.g
         for place in range(self.sampled.model.num_layers):
             trace = made.stages[place + 1]
-            lingers = whole.layers[self.sampled.example(place)].stage.lingers
-            extra = trace.forward_end - trace.forward_start - x - lingers if trace.reached else 0
+            rows = [row for row in made.tape.ledger if row.stage == place + 1] if place in keep else []
+            extra = sum(rounded(row.nbytes) * row.count for row in rows)
             if place in keep:
                 self._kept[place, keep[place]] = Kept(
                     kept=extra,
-                    saved=sum(row.nbytes * row.count for row in made.tape.ledger if row.stage == place + 1),
+                    saved=sum(row.nbytes * row.count for row in rows),
                     forward=trace.forward_peak - trace.forward_start - x,
                     backward=trace.backward_peak - before if trace.reached else 0,
                     flops=trace.replayed_flops,

@@ -22,9 +22,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Base of every specification."""
 
 
-NormType = Literal["rms", "rms_zero_centered", "rms_fp32", "layer", "layer_fp32"]
+NormType = Literal["rms", "rms_zero_centered", "rms_fp32", "rms_fp32_weight", "layer", "layer_fp32"]
 """rms: Llama's (fp32 inside, weight applied in the model's dtype). rms_zero_centered: Gemma's and Qwen3.5's
-(weight stored as w - 1 and applied in fp32). rms_fp32: OLMo 2's (weight applied in fp32). layer:
+(weight stored as w - 1 and applied in fp32). rms_fp32: OLMo 2's (weight applied in fp32).
+rms_fp32_weight: Nemotron-H's (the weight itself cast to fp32). layer:
 `torch.nn.LayerNorm`. layer_fp32: Cohere's LayerNorm in torch ops (no bias, weight applied in fp32)."""
 
 

@@ -107,7 +107,9 @@ def layer_widths(model: Model, layer: Layer) -> list[Width]:
     """The tensors of a layer taken as full attention: its own mixer where it is attention, else the model's."""
     mixers = [layer.mixer, *(other.mixer for other in model.layers)]
     attention = next((mixer for mixer in mixers if isinstance(mixer, (Attention, LatentAttention))), layer.mixer)
-    return _mixer_widths(model.hidden_size, attention) + feed_forward_widths(model.hidden_size, layer.mlp)
+    own = None if layer.mixer is None else attention
+    second = [] if layer.beside is None else mamba_widths(model.hidden_size, layer.beside)[2:]
+    return _mixer_widths(model.hidden_size, own) + second + feed_forward_widths(model.hidden_size, layer.mlp)
 
 
 def _mixer_widths(hidden: int, mixer: Mixer) -> list[Width]:

@@ -19,7 +19,7 @@ from .scope import Scope
 Norm = Callable[[Tensor, Tensor], Tensor]
 Rotate = Callable[[Tensor, Tensor, rope.Tables], tuple[Tensor, ...]]
 """Queries and keys, turned; and what else lives on while attention runs."""
-_RMS_NORMS: tuple[NormType, ...] = ("rms", "rms_zero_centered", "rms_fp32")
+_RMS_NORMS: tuple[NormType, ...] = ("rms", "rms_zero_centered", "rms_fp32", "rms_fp32_weight")
 _LIGER_NORMS: dict[LigerModule, tuple[NormType, ...]] = {
     "rms_norm": ("rms",),
     "rms_norm_copy": (),
@@ -61,6 +61,7 @@ _HF = Kernels(
         "rms": norm.rms_norm,
         "rms_zero_centered": norm.rms_norm_zero_centered,
         "rms_fp32": norm.rms_norm_fp32,
+        "rms_fp32_weight": norm.rms_norm_fp32_weight,
         "layer_fp32": layer_norm_fp32,
     },
     rotate=rope.rotate,

@@ -166,10 +166,16 @@ NEMOTRON_LAYERS = {"M": "mamba2", "*": "full_attention", "-": "mlp_only", "E": "
 @reader("nemotron_h")
 def nemotron_h(config: Config) -> Fields:
     """configuration_nemotron_h.py: layers of one branch each, Mamba 2, attention without positions, or a feed-forward
-    network without a gate, as `hybrid_override_pattern` or `layers_block_type` says; heads of 128, relu². Liger has no
+    network without a gate, as `hybrid_override_pattern` or `layers_block_type` says; heads of 128, relu²; a
+    tied embedding is not read. Liger has no
     patch for it."""
+    if config.get("num_nextn_predict_layers"):
+        raise config.refuse("num_nextn_predict_layers", "its multi-token prediction is not modelled", "set it to 0")
     return {
         **frame(config),
+        "tie_word_embeddings": False,
+        "norm": "rms_fp32_weight",
+        "head": {"fp32": True},
         **layers(_nemotron_layers(config)),
         "residual": {"type": "mixer_only"},
         "naming": "nemotron_h",

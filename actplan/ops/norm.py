@@ -28,6 +28,15 @@ def rms_norm_fp32(x: Tensor, weight: Tensor) -> Tensor:
     return to(mul(weight, x), dtype)
 
 
+def rms_norm_fp32_weight(x: Tensor, weight: Tensor) -> Tensor:
+    """Nemotron-H's: the weight is cast to fp32 too (transformers/models/nemotron_h/modeling_nemotron_h.py)."""
+    dtype = x.dtype
+    x = to(x, FP32)
+    variance = mean_last(square(x))
+    x = mul(x, rsqrt(add_scalar(variance)))
+    return to(mul(to(weight, FP32), x), dtype)
+
+
 def _normalised(x: Tensor) -> Tensor:
     return mul(x, rsqrt(add_scalar(mean_last(square(x)))))
 

@@ -252,3 +252,18 @@ def test_settings_that_change_nothing_are_refused(read: Any) -> None:
     assert read({**config, "quantization_config": {"bits": 4}, "rope_scaling": {"type": "linear"}}) == read(
         config
     )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("bert", "an encoder has an embedding, a head and a loss of its own"),
+        ("t5", "an encoder-decoder has two stacks"),
+        ("siglip_vision_model", "a tower for images or sound has no tokens and no loss"),
+    ],
+)
+def test_what_is_no_decoder_of_text_is_told_so(model_type: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read({"model_type": model_type, "hidden_size": 64})
+    assert said in str(caught.value)
+    assert "actplan trace" in str(caught.value)

@@ -6,6 +6,8 @@ import random
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from helpers import num_parameters
 
 from actplan import load
@@ -13,8 +15,6 @@ from actplan.errors import InputError
 from actplan.load.config_json import document_of_config
 from actplan.spec import Attention, Model
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 SWITCHES: dict[str, list[Any]] = {

@@ -9,6 +9,8 @@ import random
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from actplan import load
 from actplan.errors import InputError
@@ -16,8 +18,6 @@ from actplan.layers.model import walk
 from actplan.load.config_json import document_of_config
 from actplan.spec import Attention, Model, Run
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 TIED: dict[str, list[Any]] = {"tie_word_embeddings": [True, False]}
