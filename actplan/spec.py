@@ -160,7 +160,8 @@ class Moe(Spec, frozen=True, tag_field="type", tag="moe"):
     networks of `moe_intermediate_size`.
 
     router: softmax over all experts, of which the largest are taken (Mixtral, Qwen3); topk_softmax, over the largest
-    logits (gpt-oss, with a bias); topk_softmax_fp32, the same in fp32 without a bias (Granite 4); sigmoid, in fp32, within the best `topk_group` of `n_group` groups (DeepSeek-V3).
+    logits (gpt-oss, with a bias); topk_softmax_fp32, the same in fp32 without a bias (Granite 4); sigmoid, in
+    fp32, within the best `topk_group` of `n_group` groups (DeepSeek-V3).
     norm_topk_prob: the chosen weights are divided by their sum. fp32_routing_weights: they stay in fp32 (Mixtral;
     always so with sigmoid), and so do the weighted outputs of the experts.
     expert_gate: silu(gate) * up, or gpt-oss's clamped form. expert_bias, transposed_experts: how the experts' weights
@@ -204,7 +205,8 @@ class Residual(Spec, frozen=True):
 
     type: Literal[
         "pre_norm", "pre_norm_held", "pre_norm_all_held", "pre_norm_flat", "post_norm", "sandwich", "parallel",
-        "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only", "pre_norm_returned", "two_mixers",
+        "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only", "pre_norm_returned",
+        "two_mixers",
     ] = "pre_norm"  # fmt: skip
     dropout: float = 0.0
     scaled: bool = False
@@ -270,7 +272,10 @@ class LeftOut(Spec, frozen=True):
     num_parameters: int
 
 
-Naming = Literal["llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2", "bamba", "falcon_h1", "nemotron_h", "granitemoehybrid"]
+Naming = Literal[
+    "llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2", "bamba", "falcon_h1",
+    "nemotron_h", "granitemoehybrid",
+]  # fmt: skip
 LigerModule = Literal["rms_norm", "rms_norm_copy", "rms_norm_in_place", "rope", "swiglu", "geglu", "experts"]
 
 

@@ -142,7 +142,8 @@ class Segmented:
 
     @property
     def saved_bytes(self) -> int:
-        return sum(self.layer_saved_bytes) + sum(msgspec.to_builtins(self.outside_layers).values())
+        outside: dict[str, int] = msgspec.to_builtins(self.outside_layers)
+        return sum(self.layer_saved_bytes) + sum(outside.values())
 
     @property
     def end_forward_bytes(self) -> int:

@@ -181,8 +181,7 @@ def _mixer_only(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, ma
     if spec.residual.fp32:
         residual = to(residual, FP32)
     hidden, _ = feed_forward(m, hidden, spec) if spec.mixer is None else mixer(m, hidden, spec, tables, mask)
-    hidden = add(residual, hidden)
-    return hidden
+    return add(residual, hidden)
 
 
 def _two_mixers(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:

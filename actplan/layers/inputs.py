@@ -63,8 +63,9 @@ def _attends(layer: Layer) -> bool:
 
 def shared(m: Scope, model: Model, run: Run) -> Shared:
     """Masks, then rope tables."""
-    masks = {window: mask for window in _windows(_whole(model, run)) if (mask := _mask(m, model, run, window)) is not None}
-    return Shared(masks, _tables(m, _whole(model, run), run), model.rope.local, model.num_layers)
+    whole = _whole(model, run)
+    masks = {window: mask for window in _windows(whole) if (mask := _mask(m, model, run, window)) is not None}
+    return Shared(masks, _tables(m, whole, run), model.rope.local, model.num_layers)
 
 
 def _whole(model: Model, run: Run) -> Model:

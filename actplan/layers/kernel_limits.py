@@ -40,12 +40,12 @@ def _widths(model: Model) -> Iterator[tuple[int, int]]:
 
 def _is_fp32(run: Run) -> bool:
     """Whether queries, keys and values are fp32."""
-    return run.residual_dtype is FP32 and run.autocast_dtype is None or run.autocast_dtype is FP32
+    return (run.autocast_dtype or run.residual_dtype) is FP32
 
 
 def _cudnn(model: Model, run: Run) -> None:
     if _is_fp32(run):
-        raise InputError("cuDNN's attention does not run in fp32", where=WHERE, allowed="bf16 or fp16; efficient in fp32")
+        raise InputError("cuDNN's attention does not run in fp32", where=WHERE, allowed="bf16 or fp16; efficient")
     for keys, values in _widths(model):
         if keys % 8 or values % 8 or (max(keys, values) > 128 and (keys, values) not in CUDNN_WIDTHS):
             raise InputError(
@@ -69,7 +69,7 @@ def _efficient(model: Model, run: Run) -> None:
 
 def _flex(model: Model, run: Run) -> None:
     if not model.supports_flex:
-        raise InputError("Transformers refuses flex_attention for this model", where=WHERE, allowed="eager, sdpa, flash")
+        raise InputError("Transformers refuses flex_attention for this model", where=WHERE, allowed="sdpa, flash")
     for layer in dict.fromkeys(model.layers):
         mixer = layer.mixer
         if isinstance(mixer, (Attention, LatentAttention)) and mixer.dropout:
@@ -78,7 +78,9 @@ def _flex(model: Model, run: Run) -> None:
             raise InputError("flex_attention with sinks is not planned", where=WHERE, allowed="eager, flash")
     if min(keys for keys, _ in _widths(model)) < FLEX_LEAST_WIDTH:
         raise InputError(
-            "flex_attention does not take heads this narrow", where=WHERE, allowed=f"heads {FLEX_LEAST_WIDTH} wide or more"
+            "flex_attention does not take heads this narrow",
+            where=WHERE,
+            allowed=f"heads {FLEX_LEAST_WIDTH} wide or more",
         )
 
 

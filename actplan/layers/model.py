@@ -231,7 +231,8 @@ def _language_model(
             held = None if model.naming in NO_POSITION_IDS else positions.ids
             run_segment = partial(run_layers, first, given, held)
             keep = keeps.get(first, frozenset())
-            hidden = checkpoint(m.tape, run_segment, hidden, *positional, name=_layer_name(m, numbers[first]), keep=keep)
+            name = _layer_name(m, numbers[first])
+            hidden = checkpoint(m.tape, run_segment, hidden, *positional, name=name, keep=keep)
         else:
             hidden = _layer(m, first, numbers[first], hidden, model.layers[first], shared, stepper)
         if last + 1 in exits:

@@ -18,9 +18,9 @@ _EXPLICIT_LISTS = ("layer_types", "no_rope_layers")
 _DOCUMENT_ONLY = frozenset({"partial_rotary_factor", "name", "title", "layers"})
 
 
-ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "whisper", "m2m_100", "t5gemma"})
+ENCODER_DECODERS = frozenset({"t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "whisper", "t5gemma"})
 ENCODERS = frozenset(
-    {"bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "modernbert", "eurobert"}
+    {"bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta-v2", "modernbert", "eurobert"}
 )
 TOWERS = frozenset({"vit", "clip", "siglip", "siglip2", "dinov2", "swin", "wav2vec2", "hubert", "convnext"})
 """Common models that are no decoders of text, for what an error says about them."""
@@ -80,18 +80,18 @@ def _model_type(fields: dict[str, object], source: str) -> str:
         where="model_type",
         choices=supported_model_types(),
         got=got,
-        hint=_kind_hint(fields) + _text_hint(fields) + f"`actplan trace --model {source}` measures any model with PyTorch",
+        hint=f"{_kind_hint(fields)}{_text_hint(fields)}`actplan trace --model {source}` measures any model with PyTorch",
     )
 
 
 def _kind_hint(fields: dict[str, object]) -> str:
     """What is planned at all, for a model that is no decoder of text."""
-    model_type = fields.get("model_type")
+    model_type = str(fields.get("model_type"))
     if fields.get("is_encoder_decoder") is True or model_type in ENCODER_DECODERS:
         what = "an encoder-decoder has two stacks, whose states meet in every layer of the second"
     elif model_type in ENCODERS:
         what = "an encoder has an embedding, a head and a loss of its own"
-    elif model_type in TOWERS or str(model_type).endswith(("_vision", "_vision_model", "_audio", "_encoder")):
+    elif model_type in TOWERS or model_type.endswith(("_vision", "_vision_model", "_audio", "_encoder")):
         what = "a tower for images or sound has no tokens and no loss"
     else:
         return ""

@@ -17,7 +17,9 @@ so every check and every `--set` works alike on all of them.
     overrides           {layer or "first..last": fields that differ}, later entries over earlier ones
 
 Built-in kinds: `full_attention` (the attention section, its window ignored), `sliding_attention` (with its
-window), `gated_deltanet`, `latent_attention`, `mamba2`, and `mlp_only`, a feed-forward network that is a layer of its own. `head_dim` is given, never derived from `hidden_size`, whatever else changes.
+window), `gated_deltanet`, `latent_attention`, `mamba2`, and `mlp_only`, a feed-forward network that is a layer of its
+own. `beside`: a second mixer on the same input. `head_dim` is given, never derived from `hidden_size`, whatever else
+changes.
 """
 
 from __future__ import annotations

@@ -212,7 +212,8 @@ def _nemotron_layers(config: Config) -> list[str]:
     for i, word in enumerate(listed):
         if word not in names or names[word] == "moe":
             what = "mixtures of experts are not modelled here" if word in names else "is no kind of layer"
-            raise InputError(f"{str(word)[:40]}: {what}", where=config.path(f"hybrid_override_pattern[{i}]"), allowed="M, * and -")
+            where = config.path(f"hybrid_override_pattern[{i}]")
+            raise InputError(f"{str(word)[:40]}: {what}", where=where, allowed="M, * and -")
     return [names[word] for word in listed]
 
 

@@ -160,7 +160,8 @@ def _unknown(path: str, choices: Sequence[str]) -> InputError:
 def _check_used(document: Document, keys: tuple[str, ...], path: str) -> None:
     """Refuse to set what no layer has: it would change nothing and look as if it did."""
     mixers = _mixers_in_use(document)
-    if keys[0] in MIXERS.values() and keys[0] not in FEED_FORWARDS and keys[0] not in {MIXERS[mixer] for mixer in mixers}:
+    used = {MIXERS[mixer] for mixer in mixers} | set(FEED_FORWARDS)
+    if keys[0] in MIXERS.values() and keys[0] not in used | _beside(document):
         raise InputError(f"no layer of this model has {keys[0]}", where=f"--set {path}")
     if keys == ("attention", "sliding_window") and "sliding_attention" not in mixers:
         raise InputError(
@@ -168,6 +169,11 @@ def _check_used(document: Document, keys: tuple[str, ...], path: str) -> None:
             where=f"--set {path}",
             hint="choose the layers first: --set 'layers=32 x sliding_attention'",
         )
+
+
+def _beside(document: Document) -> set[str]:
+    """Sections of second mixers."""
+    return {str(kind.values["beside"]) for kind in checked_kinds(document.fields).values() if "beside" in kind.values}
 
 
 def _mixers_in_use(document: Document) -> set[str]:

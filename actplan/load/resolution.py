@@ -85,7 +85,8 @@ class _Resolver:
         required = ("num_attention_heads", "num_key_value_heads", "head_dim")
         if attends or not all(field in self.base["attention"] for field in required):
             return None
-        return self.checked_attention(Attention(**{**self.base["attention"], "sliding_window": None}), "attention")
+        described = build(Attention, {**self.base["attention"], "sliding_window": None}, "attention")
+        return self.checked_attention(described, "attention")
 
     def check_names(self, names: tuple[str, ...], where: str = "layers") -> None:
         known = (*MIXERS, *self.kinds)
@@ -168,7 +169,8 @@ class _Resolver:
     def mixer(self, mixer: str, changes: list[Change]) -> Mixer:
         if mixer == "mlp_only":
             if self.model.residual.type != "mixer_only":
-                raise InputError("mlp_only stands between layers of one branch", where="residual.type", allowed="mixer_only")
+                wrong = "mlp_only stands between layers of one branch"
+                raise InputError(wrong, where="residual.type", allowed="mixer_only")
             return None
         values, where = self.merged(MIXERS[mixer], changes)
         if mixer == "mamba2":

@@ -71,7 +71,8 @@ def _cudnn_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
         grad = new(grad, grad.shape, op="clone")
     batch, heads, length, dim = q.shape
     result = [new(t, t.shape) for t in (q, k, v)]
-    workspace = [new(q, (batch, heads, length, dim), FP32, "workspace"), new(q, (batch, heads, length), FP32, "workspace")]
+    rows = (batch, heads, length)
+    workspace = [new(q, shape, FP32, "workspace") for shape in ((*rows, dim), rows)]
     del grad, workspace
     return result
 

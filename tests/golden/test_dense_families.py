@@ -106,8 +106,6 @@ def test_layers_and_the_chain_s_peaks(record: dict[str, Any]) -> None:
     assert list(whole.layer_saved_bytes) == record["layer_saved_bytes"]
     assert whole.saved_bytes == record["saved_bytes"]
     assert whole.profile.num_parameters == record["parameters"]
-    if record["ckpt"] and record["model_type"] == "falcon" and record["attn"] == "eager":
-        return  # the model's loop holds the probabilities of the layer before, which a chain does not know
     oracle = walk(whole.model, whole.run, whole.segments)
     assert whole.peak_forward_bytes == pytest.approx(oracle.peak_forward_bytes, rel=0.001)
     assert whole.peak_backward_bytes == pytest.approx(oracle.peak_backward_bytes, rel=0.001)

@@ -3,7 +3,8 @@ models lack.
 
 The records were made by an outside tool on fake tensors (PyTorch 2.13, Transformers 5.24):
 `autograd_moe.json` and `autograd_mamba.json` of Transformers' own modules, `autograd_moe_liger.json` with
-stand-ins for what Liger 0.8.5 patches in a built model. Published models are in `autograd.json`
+stand-ins for what Liger 0.8.5 patches in a built model; `autograd_hybrids.json` of Falcon-H1 and Nemotron-H, and of
+hybrids whose layers are cut so that none attends. Published models are in `autograd.json`
 (test_reference.py).
 """
 
@@ -29,7 +30,7 @@ from actplan.profile import profile
 from actplan.spec import Model, Run
 from actplan.units import BF16, FP32
 
-FILES = ("autograd_moe.json", "autograd_moe_liger.json", "autograd_mamba.json")
+FILES = ("autograd_moe.json", "autograd_moe_liger.json", "autograd_mamba.json", "autograd_hybrids.json")
 RECORDS: list[dict[str, Any]] = [
     record for file in FILES for record in json.loads((REFERENCE / file).read_text(encoding="utf-8"))
 ]

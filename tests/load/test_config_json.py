@@ -9,6 +9,7 @@ import pytest
 from helpers import CONFIGS, LLAMA, config_model, message, num_parameters
 
 from actplan import load
+from actplan.errors import InputError
 from actplan.spec import Attention, GatedDeltaNet, Model
 
 QWEN3_5 = {**LLAMA, "model_type": "qwen3_5_text", "num_hidden_layers": 8}
@@ -262,7 +263,7 @@ def test_settings_that_change_nothing_are_refused(read: Any) -> None:
         ("siglip_vision_model", "a tower for images or sound has no tokens and no loss"),
     ],
 )
-def test_what_is_no_decoder_of_text_is_told_so(model_type: str, said: str) -> None:
+def test_what_is_no_decoder_of_text_is_told_so(read: Any, model_type: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
         read({"model_type": model_type, "hidden_size": 64})
     assert said in str(caught.value)

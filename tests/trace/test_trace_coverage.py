@@ -23,8 +23,6 @@ def test_sixty_further_model_types_have_a_ledger() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("model_type", ["opt", "bert", "t5", "vit"])
 def test_a_type_gives_a_ledger(model_type: str) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     found = coverage_models.attempt(model_type)
     assert found["status"] == "ledger"
     assert found["saved_error_bytes"] == 0

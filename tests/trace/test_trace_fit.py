@@ -10,8 +10,6 @@ import pytest
 import trace_cases as cases
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from actplan.ledgerfile import Evaluation, load_ledger, write_ledger  # noqa: E402
 from actplan.trace import TraceOptions, compare, fit_ledger, trace_model  # noqa: E402

@@ -6,11 +6,10 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 import trace_cases as cases
 
 pytestmark = pytest.mark.torch
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 LLAMA, QWEN = str(cases.CONFIGS / "llama-3.2-1b.json"), str(cases.CONFIGS / "qwen3.8-27b.json")
 

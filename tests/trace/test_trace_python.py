@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 import trace_cases as cases
 
 pytestmark = pytest.mark.torch
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from actplan.errors import InputError  # noqa: E402
 from actplan.trace import TraceOptions, fit_ledger, trace_model  # noqa: E402

@@ -12,8 +12,6 @@ import pytest
 import trace_cases as cases
 
 pytestmark = pytest.mark.torch
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 CHOSEN = cases.records() if os.environ.get("ACTPLAN_FULL_TRACE") else cases.representative()
 
