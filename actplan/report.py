@@ -62,12 +62,17 @@ class Textbook(Part, frozen=True):
 
 
 class OutsideLayers(Part, frozen=True):
-    """What is saved outside the layers; of multi-token prediction and early exits all that they keep."""
+    """What is saved outside the layers."""
 
     embedding: int
     final_norm: int
     head: int
     loss: int
+
+
+class OutsideWithLosses(OutsideLayers, frozen=True):
+    """The same where there are further losses: all that multi-token prediction and early exits keep."""
+
     mtp: int | UnsetType = UNSET
     exits: int | UnsetType = UNSET
 

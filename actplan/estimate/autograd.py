@@ -18,7 +18,7 @@ from ..layers.prediction import part_of
 from ..menus import Menus, menus
 from ..policies import NOTHING_KEPT, Keeps, Layers, Policy, Segment, kept_outputs
 from ..profile import LayerProfile, ModelProfile, profile
-from ..report import Autograd, OutsideLayers
+from ..report import Autograd, OutsideLayers, OutsideWithLosses
 from ..spec import Model, Run
 from .residual import residual
 
@@ -138,7 +138,8 @@ class Segmented:
         for row in self.profile.ending(checkpointed=bool(self.segments)).saved:
             part = part_of(row.module) or parts.get(row.module, "loss")
             sizes[part] = sizes.get(part, 0) + row.nbytes * row.count
-        return OutsideLayers(**{"final_norm": 0, "head": 0, "loss": 0, **sizes})
+        kind = OutsideWithLosses if sizes.keys() & {"mtp", "exits"} else OutsideLayers
+        return kind(**{"final_norm": 0, "head": 0, "loss": 0, **sizes})
 
     @property
     def saved_bytes(self) -> int:

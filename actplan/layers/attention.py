@@ -7,7 +7,6 @@ from ..ops.elementwise import mul, mul_scalar, sigmoid
 from ..ops.rope import Tables
 from ..ops.views import contiguous, reshape, split, transpose, view
 from ..spec import Attention, NormType
-from .fused_qkv import CUTS
 from .norm import norm
 from .scope import Scope, column, row
 
@@ -82,5 +81,7 @@ def _fused(m: Scope, x: Tensor, spec: Attention, norm_type: NormType) -> Project
     """One projection, cut into three parts, each of which keeps the whole."""
     heads, groups = m.local(spec.num_attention_heads, "attention heads"), key_value_heads(m, spec)
     qkv = m.call("qkv_proj", column, x, (heads + 2 * groups) * spec.head_dim, spec.qkv_bias)
+    from .fused_qkv import CUTS
+
     query, key, value = CUTS[spec.qkv_layout](qkv, heads, groups, spec.head_dim)
     return query, key, value, None, qkv

@@ -1,6 +1,7 @@
 """A decoder layer: how its two branches, token mixer and feed-forward network, join the residual stream.
 
-One function a residual type (`actplan.spec.Residual`), with the locals of the forward it mirrors.
+One function a residual type (`actplan.spec.Residual`), with the locals of the forward it mirrors. What only some
+models have is imported where it is met, which keeps the start of every command short.
 """
 
 from __future__ import annotations
@@ -15,11 +16,7 @@ from ..ops.views import reshape, view
 from ..spec import Attention, LatentAttention, Layer, Mamba2, Mlp, Moe
 from ..units import FP32
 from .attention import attention
-from .delta import gated_deltanet
-from .mamba import mamba2
-from .mla import latent_attention
 from .mlp import activate, mlp, widen
-from .moe import moe
 from .norm import norm
 from .scope import Scope, enter, row
 
@@ -188,6 +185,8 @@ def _two_mixers(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, ma
     """models/falcon_h1/modeling_falcon_h1.py, FalconH1DecoderLayer."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
+    from .mamba import mamba2
+
     assert spec.beside is not None
     mamba_states = m.call("mixer", mamba2, hidden, spec.beside)
     mamba_states = mul_scalar(mamba_states)
@@ -239,16 +238,24 @@ def mixer(
     if isinstance(spec.mixer, Attention):
         return m.call("self_attn", attention, x, spec.mixer, spec.norm, tables, mask)
     if isinstance(spec.mixer, LatentAttention):
+        from .mla import latent_attention
+
         return m.call("self_attn", latent_attention, x, spec.mixer, tables, mask)
     if isinstance(spec.mixer, Mamba2):
+        from .mamba import mamba2
+
         return m.call("mixer", mamba2, x, spec.mixer), None
     assert spec.mixer is not None
+    from .delta import gated_deltanet
+
     return m.call("linear_attn", gated_deltanet, x, spec.mixer), None
 
 
 def feed_forward(m: Scope, x: Tensor, spec: Layer) -> tuple[Tensor, Tensor | None]:
     """The feed-forward half of a layer; also the routing weights, where the model's block returns them."""
     if isinstance(spec.mlp, Moe):
+        from .moe import moe
+
         return m.call("moe" if "moe" in m.names else "mlp", moe, x, spec.mlp)
     assert spec.mlp is not None
     return m.call("mlp", mlp, x, spec.mlp), None

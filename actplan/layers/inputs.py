@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from ..autograd import Tensor
 from ..ops import embedding as ops
-from ..ops.attention_torch import block_mask
 from ..ops.elementwise import add, mul_scalar
 from ..ops.rope import Tables
 from ..ops.views import unsqueeze
@@ -99,6 +98,8 @@ def _mask(m: Scope, model: Model, run: Run, window: Window) -> Tensor | None:
 
 
 def _block_mask(m: Scope, run: Run) -> Tensor:
+    from ..ops.attention_torch import block_mask
+
     return block_mask(m.tape, run.micro_batch_size, run.local_length)
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from ..autograd import Tensor
 from ..ops import attention as attn
-from ..ops import attention_torch, deltanet, norm, rope, rope_pairs, sinks
-from ..ops.layer_norm import layer_norm_fp32
-from ..spec import Attention, LigerModule, Mamba2, Model, NormType, Run
-from . import delta, delta_torch, experts, mamba, mlp
+from ..ops import norm, rope
+from ..spec import Attention, GatedDeltaNet, LatentAttention, LigerModule, Mamba2, Model, Moe, NormType, Run
+from . import mlp
 from .kernel_limits import check_attention
 from .scope import Scope
+
+if TYPE_CHECKING:
+    from .experts import Experts
 
 Norm = Callable[[Tensor, Tensor], Tensor]
 Rotate = Callable[[Tensor, Tensor, rope.Tables], tuple[Tensor, ...]]
@@ -36,11 +40,8 @@ class AttentionKernel(Protocol):
     ) -> attn.Attended: ...
 
 
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """One function for each op that has several implementations."""
+class Kernels(msgspec.Struct, frozen=True):
+    """One function for each op that has several implementations; `_absent` where the model has no such op."""
 
     norms: dict[NormType, Norm]
     rotate: Rotate
@@ -52,8 +53,12 @@ class Kernels:
     causal_conv: Callable[[Tensor, Tensor], Tensor]
     delta_rule: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     gated_norm: Callable[[Scope, Tensor, Tensor], Tensor]
-    experts: experts.Experts
+    experts: Experts
     mamba2: Callable[[Scope, Tensor, Tensor, Mamba2, int], Tensor]
+
+
+def _absent(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("an op that the model was said not to have")
 
 
 _HF = Kernels(
@@ -62,81 +67,133 @@ _HF = Kernels(
         "rms_zero_centered": norm.rms_norm_zero_centered,
         "rms_fp32": norm.rms_norm_fp32,
         "rms_fp32_weight": norm.rms_norm_fp32_weight,
-        "layer_fp32": layer_norm_fp32,
     },
     rotate=rope.rotate,
     rotate_part=rope.rotate_part,
     attention=attn.eager_attention,
     latent_attention=attn.eager_attention,
-    sink_attention=sinks.eager_sink_attention,
+    sink_attention=_absent,
     gated_mlp=mlp.activate_then_multiply,
-    causal_conv=deltanet.causal_conv1d,
-    delta_rule=deltanet.fla_delta_rule,
-    gated_norm=delta.fla_gated_norm,
-    experts=experts.grouped_mm_experts,
-    mamba2=mamba.fused_mixer,
+    causal_conv=_absent,
+    delta_rule=_absent,
+    gated_norm=_absent,
+    experts=_absent,
+    mamba2=_absent,
 )
 
 
-_LATENT: dict[str, AttentionKernel] = {
-    "flash": attn.flash_attention,
-    "flash2": attn.padded_flash_attention,
-    "sdpa": attn.efficient_attention,
-    "efficient": attn.efficient_attention,
-    "cudnn": attention_torch.cudnn_attention,
-    "flex": attention_torch.flex_attention,
-}
-"""Where values are narrower than keys: FlashAttention 3 takes them so, torch's flash kernel refuses and sdpa falls
-back to the memory-efficient one (ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash)."""
-
-
-_ATTENTION: dict[str, AttentionKernel] = {
-    "flash": attn.flash_attention,
-    "flash2": attn.flash_attention,
-    "sdpa": attn.sdpa_attention,
-    "efficient": attn.efficient_attention,
-    "cudnn": attention_torch.cudnn_attention,
-    "flex": attention_torch.flex_attention,
-}
-_ROTATIONS: dict[str, Rotate] = {
-    "half_fp32": rope.rotate_and_cast,
-    "half_tables": rope_pairs.rotate_halves,
-    "half_held": rope.rotate_part_held,
-    "interleaved": rope.rotate_pairs_part,
-    "interleaved_fp32": rope.rotate_pairs_fp32,
-}
-
-
 def kernels(model: Model, run: Run) -> Kernels:
-    """The kernels of a run."""
+    """The kernels of a run. What only some models have is imported for them alone."""
     check_attention(model, run)
-    chosen = replace(_HF, attention=_ATTENTION.get(run.attention, _HF.attention))
-    if run.attention == "sdpa" and run.residual_dtype is not run.dtype and run.precision == "pure":
-        # torch's flash kernel takes no fp32 (ATen/native/transformers/cuda/sdp_utils.cpp, check_dtypes)
-        chosen = replace(chosen, attention=attn.efficient_attention)
-    if run.attention in ("flash", "flash2") and run.residual_dtype is not run.dtype:
-        chosen = replace(chosen, attention=partial(attn.flash_attention, low=run.dtype))
-    if model.rope.style in _ROTATIONS:
-        rotate = _ROTATIONS[model.rope.style]
-        chosen = replace(chosen, rotate=rotate, rotate_part=rotate)
-    if run.attention != "eager":
-        chosen = replace(chosen, latent_attention=_LATENT[run.attention], sink_attention=sinks.flash_sink_attention)
-    if run.linear_attention == "torch":
-        chosen = replace(
-            chosen,
-            causal_conv=deltanet.causal_conv1d_torch,
-            delta_rule=delta_torch.torch_delta_rule,
-            gated_norm=delta.torch_gated_norm,
-            mamba2=mamba.torch_mixer,
-        )
+    chosen = replace(_HF, attention=_attention(run), **_rotations(model), **_of_parts(model, run))
+    if any(kind == "layer_fp32" for kind in (model.norm, *(layer.norm for layer in model.layers))):
+        from ..ops.layer_norm import layer_norm_fp32
+
+        chosen = replace(chosen, norms={**chosen.norms, "layer_fp32": layer_norm_fp32})
     if run.kernels == "liger":
         chosen = _with_liger(chosen, model)
-    return chosen if run.mesh.ep == 1 else replace(chosen, experts=_dispatched(run))
+    if run.mesh.ep > 1 and _has(model, Moe):
+        # experts on several ranks: Liger's kernel is for one
+        from .experts import grouped_mm_experts
+
+        chosen = replace(chosen, experts=partial(grouped_mm_experts, imbalance=run.expert_imbalance))
+    return chosen
 
 
-def _dispatched(run: Run) -> experts.Experts:
-    """Experts on several ranks: Liger's kernel is for one."""
-    return partial(experts.grouped_mm_experts, imbalance=run.expert_imbalance)
+def _attention(run: Run) -> AttentionKernel:
+    if run.attention == "sdpa" and run.residual_dtype is not run.dtype and run.precision == "pure":
+        # torch's flash kernel takes no fp32 (ATen/native/transformers/cuda/sdp_utils.cpp, check_dtypes)
+        return attn.efficient_attention
+    if run.attention in ("flash", "flash2"):
+        low = run.residual_dtype is not run.dtype
+        return partial(attn.flash_attention, low=run.dtype) if low else attn.flash_attention
+    if run.attention in ("cudnn", "flex"):
+        return _of_torch(run.attention)
+    named = {"sdpa": attn.sdpa_attention, "efficient": attn.efficient_attention}
+    return named.get(run.attention, attn.eager_attention)
+
+
+def _latent_attention(run: Run) -> AttentionKernel:
+    """Where values are narrower than keys: FlashAttention 3 takes them so, torch's flash kernel refuses and sdpa falls
+    back to the memory-efficient one (ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash)."""
+    if run.attention in ("cudnn", "flex"):
+        return _of_torch(run.attention)
+    named: dict[str, AttentionKernel] = {
+        "eager": attn.eager_attention,
+        "flash": attn.flash_attention,
+        "flash2": attn.padded_flash_attention,
+    }
+    return named.get(run.attention, attn.efficient_attention)
+
+
+def _of_torch(name: str) -> AttentionKernel:
+    from ..ops import attention_torch
+
+    return attention_torch.cudnn_attention if name == "cudnn" else attention_torch.flex_attention
+
+
+def _rotations(model: Model) -> dict[str, Any]:
+    style = model.rope.style
+    rotations: dict[str, Rotate] = {
+        "half_fp32": rope.rotate_and_cast,
+        "half_held": rope.rotate_part_held,
+        "interleaved": rope.rotate_pairs_part,
+        "interleaved_fp32": rope.rotate_pairs_fp32,
+    }
+    if style == "half_tables":
+        from ..ops.rope_pairs import rotate_halves
+
+        rotations["half_tables"] = rotate_halves
+    return dict.fromkeys(("rotate", "rotate_part"), rotations[style]) if style in rotations else {}
+
+
+def _has(model: Model, part: type) -> bool:
+    """Whether some layer has a mixer or feed-forward network of that type."""
+    predicted = () if model.mtp_layer is None else (model.mtp_layer,)
+    return any(isinstance(one, part) for x in (*model.layers, *predicted) for one in (x.mixer, x.beside, x.mlp))
+
+
+def _of_parts(model: Model, run: Run) -> dict[str, Any]:
+    """The kernels of the mixers and networks that the model has."""
+    made: dict[str, Any] = {}
+    in_torch = run.linear_attention == "torch"
+    if _has(model, GatedDeltaNet):
+        made |= _delta_kernels(in_torch)
+    if _has(model, Mamba2):
+        from .mamba import fused_mixer, torch_mixer
+
+        made["mamba2"] = torch_mixer if in_torch else fused_mixer
+    if _has(model, Moe):
+        from .experts import grouped_mm_experts
+
+        made["experts"] = grouped_mm_experts
+    if _has(model, LatentAttention):
+        made["latent_attention"] = _latent_attention(run)
+    if any(isinstance(layer.mixer, Attention) and layer.mixer.sinks for layer in model.layers):
+        from ..ops import sinks
+
+        eager = run.attention == "eager"
+        made["sink_attention"] = sinks.eager_sink_attention if eager else sinks.flash_sink_attention
+    return made
+
+
+def _delta_kernels(in_torch: bool) -> dict[str, Any]:
+    from ..ops import deltanet
+    from . import delta
+
+    if not in_torch:
+        return {
+            "causal_conv": deltanet.causal_conv1d,
+            "delta_rule": deltanet.fla_delta_rule,
+            "gated_norm": delta.fla_gated_norm,
+        }
+    from .delta_torch import torch_delta_rule
+
+    return {
+        "causal_conv": deltanet.causal_conv1d_torch,
+        "delta_rule": torch_delta_rule,
+        "gated_norm": delta.torch_gated_norm,
+    }
 
 
 def _with_liger(chosen: Kernels, model: Model) -> Kernels:
@@ -154,5 +211,7 @@ def _with_liger(chosen: Kernels, model: Model) -> Kernels:
     if "geglu" in model.liger:
         chosen = replace(chosen, gated_mlp=mlp.liger_geglu)
     if "experts" in model.liger:
-        chosen = replace(chosen, experts=experts.liger_experts)
+        from .experts import liger_experts
+
+        chosen = replace(chosen, experts=liger_experts)
     return chosen

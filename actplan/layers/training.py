@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..spec import Frozen, Run
-from .adapters import adapted, is_adapter
-from .fake_quantised import fake_quantised_linear
-from .four_bit import four_bit_linear
 from .scope import TRAINED_COPY, Projection, plain_linear
 
 
 def trains(run: Run) -> Callable[[str], bool]:
     """Whether the parameter of a path gets a gradient."""
     frozen, adapters = run.frozen, run.adapters is not None or run.quantised is not None
+    if adapters:
+        from .adapters import is_adapter
 
     def trained(path: str) -> bool:
         if adapters and not (is_adapter(path) or TRAINED_COPY in path):
@@ -57,7 +56,15 @@ def projection(run: Run) -> Projection:
     """Plain linears, quantised ones, adapters on either."""
     base: Projection = plain_linear
     if run.quantised is not None:
+        from .four_bit import four_bit_linear
+
         base = four_bit_linear(run.quantised, run.dtype)
     elif run.fake_quantised is not None:
+        from .fake_quantised import fake_quantised_linear
+
         base = fake_quantised_linear(run.fake_quantised)
-    return base if run.adapters is None else adapted(run.adapters, base, quantised=run.quantised is not None)
+    if run.adapters is None:
+        return base
+    from .adapters import adapted
+
+    return adapted(run.adapters, base, quantised=run.quantised is not None)

@@ -80,7 +80,7 @@ def _model_type(fields: dict[str, object], source: str) -> str:
         where="model_type",
         choices=supported_model_types(),
         got=got,
-        hint=f"{_kind_hint(fields)}{_text_hint(fields)}`actplan trace --model {source}` measures any model with PyTorch",
+        hint=f"{_kind_hint(fields)}{_text_hint(fields)}`actplan trace --model {source}` measures any model by PyTorch",
     )
 
 

@@ -61,6 +61,28 @@ def olmo2(config: Config) -> Fields:
     }
 
 
+@reader("olmo3")
+def olmo3(config: Config) -> Fields:
+    """configuration_olmo3.py: OLMo 2's layers, three of four with a window (4096 when absent); modeling_olmo3.py:
+    rope tables of their own for either kind."""
+    count = num_layers(config)
+    kinds = layer_types(config, count, {word: word for word in ("full_attention", "sliding_attention")})
+    window = config.integer("sliding_window", absent=4096)
+    return {
+        **olmo2(config),
+        **layers(kinds or ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(count)]),
+        "rope": {"style": "half_fp32", "local": True},
+        "attention": {
+            **attention(
+                config, key_value_heads=_all_heads(config), head_dim=derived_head_dim(config), window=window
+            ),
+            **bias_on_all(config),
+            "qk_norm": True,
+            "qk_norm_on": "projection",
+        },
+    }
+
+
 def _glm(config: Config) -> Fields:
     """Biases on q, k and v, two key-value heads of 128 and half of each head rotated when absent; neighbours
     turn, by tables that each layer repeats."""

@@ -4,7 +4,7 @@ models lack.
 The records were made by an outside tool on fake tensors (PyTorch 2.13, Transformers 5.24):
 `autograd_moe.json` and `autograd_mamba.json` of Transformers' own modules, `autograd_moe_liger.json` with
 stand-ins for what Liger 0.8.5 patches in a built model; `autograd_hybrids.json` of Falcon-H1 and Nemotron-H, and of
-hybrids whose layers are cut so that none attends. Published models are in `autograd.json`
+hybrids whose layers are cut so that none attends, and of OLMo 3. Published models are in `autograd.json`
 (test_reference.py).
 """
 
