@@ -36,6 +36,9 @@ def check_predicts(model: Model, run: Run) -> None:
     if run.mtp and model.mtp is None:
         hint = "a specification can have it: mtp: {num_layers: 1}"
         raise InputError(f"{model.name} has no multi-token prediction", where="--mtp", hint=hint)
+    if model.exits and run.mesh.pp > 1:
+        wrong = "early exits read hidden states of other pipeline stages, which is not planned"
+        raise InputError(wrong, where="exits", allowed="--pp 1")
     if model.exits and not run.trains_all:
         raise InputError(
             "early exits are planned for a model of which everything is trained",

@@ -145,6 +145,8 @@ def test_what_is_refused(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
         load_model("llama-3.2-1b", preset=True, overrides=["mtp={num_layers: 1, kind: nothing}"])
     with pytest.raises(InputError, match="exits: early exits are planned"):
         segmented(with_both("qwen-27b", 4), Run(sequence_length=64, adapters=Lora()), NoCheckpoint())
+    with pytest.raises(InputError, match="exits: early exits read hidden states of other pipeline stages"):
+        segmented(with_both("qwen-27b", 4), Run(sequence_length=64, mesh=Mesh(pp=2)), NoCheckpoint())
 
 
 def test_in_a_specification() -> None:
