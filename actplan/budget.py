@@ -178,7 +178,9 @@ def _held_at_step(plan: StagePlan, run: Run, subject: Subject) -> tuple[int, int
     their graph the embedding's output and its gradient, if that was made a leaf (enable_input_require_grads)."""
     if not (run.hold_logits and plan.head and run.loss == "naive"):
         return 0, 0
-    logits = run.tokens * run.mesh.divide(subject.model.vocab_size, "tp", "the vocabulary") * run.residual_dtype.itemsize
+    logits = (
+        run.tokens * run.mesh.divide(subject.model.vocab_size, "tp", "the vocabulary") * run.residual_dtype.itemsize
+    )
     leaf = 2 * subject.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
     return rounded(leaf), rounded(logits)
 
@@ -306,9 +308,7 @@ def _schedule(length: int, segments: Sequence[Segment], keeps: Keeps, shift: int
     return Schedule(tuple(units))
 
 
-def _with_gradients(
-    part: Sequence[Stage], lower: int, subject: Subject, run: Run, recipe: Recipe
-) -> tuple[Stage, ...]:
+def _with_gradients(part: Sequence[Stage], lower: int, subject: Subject, run: Run, recipe: Recipe) -> tuple[Stage, ...]:
     """The stages with the gradients that each leaves behind; equal layers are priced once."""
     units, known = units_of(subject.profile), dict[int, int]()
     made = []

@@ -79,9 +79,7 @@ def names() -> list[str]:
 def load_gpu(name: str) -> Gpu:
     """The device of a name or alias, whatever the case; the error suggests the nearest."""
     known = _by_name()
-    key = (
-        name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("amd-")
-    )
+    key = name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("amd-")
     if key not in known:
         raise InputError(f"unknown GPU {name[:64]!r}", where="--gpu", choices=list(known), got=key[:64])
     return known[key]
@@ -215,6 +213,4 @@ def library_workspace(
         high = threads * (CUBLAS_LARGE if deterministic or major >= 9 else CUBLAS_DEFAULT)
         extra = (32 * MIB if major >= 9 else 4 * MIB) if transformer_engine else 0
         low, high = low + extra, high + extra
-    return Range(
-        "library workspace", low, high, "scratch memory of cuBLAS", "aten/src/ATen/cuda/CublasHandlePool.cpp"
-    )
+    return Range("library workspace", low, high, "scratch memory of cuBLAS", "aten/src/ATen/cuda/CublasHandlePool.cpp")

@@ -118,9 +118,7 @@ class BitsAndBytesAdamW:
     block: int = QUANTISED_BLOCK
     moments: int = 2
     name: str = "adamw8bit"
-    source: str = (
-        "bitsandbytes/optim/optimizer.py: Optimizer2State.init_state, get_state_buffer; arXiv 2110.02861"
-    )
+    source: str = "bitsandbytes/optim/optimizer.py: Optimizer2State.init_state, get_state_buffer; arXiv 2110.02861"
 
     def _split(self, tensors: Sequence[Stepped]) -> tuple[int, int]:
         """(in the allocator, paged)."""

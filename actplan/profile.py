@@ -7,6 +7,7 @@ the allocator counts them, unless they are said to be saved bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 
@@ -179,9 +180,10 @@ def profile(model: Model, run: Run) -> ModelProfile:
     dropped = walk(distinct, run, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
     measured = _Measured(stored, dropped, _boundary(model, run), again=predictor(model, run) is not None)
     by_place = [measured.layer(layer, i + 1) for i, layer in enumerate(distinct.layers)]
+    layers = _without_dead(by_place, sampled.places, measured)
     return ModelProfile(
         embedding=measured.end(EMBEDDING, 0),
-        layers=tuple(by_place[place] for place in sampled.places),
+        layers=layers,
         head=measured.end(HEAD, distinct.num_layers + 1),
         stored=measured.context(stored, measured.kept),
         dropped=measured.context(dropped, measured.kept_dropped),
@@ -189,6 +191,22 @@ def profile(model: Model, run: Run) -> ModelProfile:
         dropped_head=measured.dropped_head() if measured.again else None,
         exits=exits(model, run),
     )
+
+
+def _without_dead(
+    by_place: Sequence[LayerProfile], places: Sequence[int], measured: _Measured
+) -> tuple[LayerProfile, ...]:
+    """Every layer of the model; below the last that captures a mask, the mask's room is free in a backward."""
+    found, left = [], set[int]()
+    for place in places:
+        left.add(place + 1)
+        layer, dead = by_place[place], sum(measured.dead(left).values())
+        stage = layer.stage
+        if dead and stage.tf_last is not None and stage.tb_again is not None:
+            stage = replace(stage, tf_last=stage.tf_last - dead, tb_again=stage.tb_again - dead)
+            layer = replace(layer, stage=stage)
+        found.append(layer)
+    return tuple(found)
 
 
 def _boundary(model: Model, run: Run) -> int:
@@ -227,6 +245,12 @@ class _Measured:
         left = trace.forward_end - trace.held - (trace.forward_start - before.held)
         return left - self.x if trace.reached else 0
 
+    def dead(self, left: Iterable[int]) -> dict[int, int]:
+        """Masks that were alive when backward began and are not once these are the stages left."""
+        kept = {key for i in left for key in self.dropped.stages[i].captured}
+        captured = (trace.captured.items() for trace in self.dropped.stages)
+        return {key: size for items in captured for key, size in items if key not in kept}
+
     def context(self, run: Walk, kept: list[int]) -> Context:
         """What is alive and belongs to no stage."""
         return Context(
@@ -240,6 +264,7 @@ class _Measured:
         dropped = self.dropped.stages[i]
         once = dropped.forward_peak - dropped.forward_start - self.x
         before = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:i]) + self.pending()
+        before -= sum(self.dead(range(1, i + 1)).values())
         profile = self._profile(layer.kind, i, self.x, self.x, once=once, replayed=dropped.replayed_flops)
         if not dropped.reached:
             return profile
@@ -312,11 +337,7 @@ class _Measured:
 
     def _parameters(self, i: int) -> tuple[Parameter, ...]:
         made = self.stored.tape.parameters.items()
-        return tuple(
-            _described(path, p)
-            for path, p in made
-            if p.storage.stage == i
-        )
+        return tuple(_described(path, p) for path, p in made if p.storage.stage == i)
 
 
 def _described(path: str, p: Tensor) -> Parameter:
@@ -332,7 +353,7 @@ def _shared(walked: Walk, stage: int) -> tuple[SavedTensor, ...]:
 
 def _within_layer(path: str) -> str:
     """A parameter's name inside its layer: `model.layers.3.mlp.up_proj.weight` is `mlp.up_proj.weight`."""
-    head, found, rest = path.partition(".layers.")
+    _head, found, rest = path.partition(".layers.")
     return rest.partition(".")[2] if found else path
 
 

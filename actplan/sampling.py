@@ -56,8 +56,8 @@ def _sample(model: Model, keys: Sequence[Hashable], *, numbered: bool) -> Sample
 
 
 def _with_last(found: Sample) -> Sample:
-    """The last layer on its own, behind the distinct ones, where the hidden states are the result: their gradient is the caller's
-    own, and a norm that writes its gradient in place spares the last layer one of its own."""
+    """The last layer on its own, behind the distinct ones, where the hidden states are the result: their gradient is
+    the caller's own, and a norm that writes its gradient in place spares the last layer one of its own."""
     layers = (*found.model.layers, found.model.layers[found.places[-1]])
     places = (*found.places[:-1], len(layers) - 1)
     return replace(found, model=replace(found.model, layers=layers), places=places)

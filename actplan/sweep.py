@@ -51,9 +51,7 @@ def points(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
         yield dict(zip(names, values, strict=True))
 
 
-def rows(
-    model: Model, run: Run, axes: Sequence[Axis], more: More | None = None
-) -> Iterator[dict[str, object]]:
+def rows(model: Model, run: Run, axes: Sequence[Axis], more: More | None = None) -> Iterator[dict[str, object]]:
     """One row for each combination: where the point lies, then what it takes, or the reason that there is none."""
     for changed in points(axes):
         yield row(model, run, changed, more)

@@ -136,9 +136,7 @@ def _latent_attention(s: GptShape, m: MlaShape) -> Iterator[Row]:
         if s.qk_norm:
             yield from _norm(s, f"{name}.q_layernorm", m.q_lora_rank)
     yield Row(f"{name}.linear_kv_down_proj.weight", (m.kv_lora_rank + m.qk_pos_emb_head_dim, s.hidden_size))
-    yield Row(
-        f"{name}.linear_kv_up_proj.weight", (heads * (m.qk_head_dim + m.v_head_dim), m.kv_lora_rank), "first"
-    )
+    yield Row(f"{name}.linear_kv_up_proj.weight", (heads * (m.qk_head_dim + m.v_head_dim), m.kv_lora_rank), "first")
     if s.qk_norm:
         yield from _norm(s, f"{name}.kv_layernorm", m.kv_lora_rank)
     yield from _row_parallel(s, f"{name}.linear_proj", heads * m.v_head_dim)

@@ -76,9 +76,7 @@ class MegatronRun:
         total = self.states(stage).total_bytes("after_step")
         if gpu is None:
             return total
-        kept = library_workspace(
-            gpu, deterministic=self.deterministic, transformer_engine=self.transformer_engine
-        )
+        kept = library_workspace(gpu, deterministic=self.deterministic, transformer_engine=self.transformer_engine)
         return total + kept.low + self.attention_buffer_bytes
 
 
@@ -254,9 +252,7 @@ def _pattern(frequency: object, num_layers: int) -> tuple[bool, ...]:
         items, _, times = part.partition("*")
         digits = [d.strip() for d in items.strip("[] ").split(",")]
         if not all(d in ("0", "1") for d in digits) or (times and not times.strip().isdigit()):
-            raise InputError(
-                f"{frequency!r} is not a pattern", where="--moe-layer-freq", allowed="N or ([0]*1+[1]*15)"
-            )
+            raise InputError(f"{frequency!r} is not a pattern", where="--moe-layer-freq", allowed="N or ([0]*1+[1]*15)")
         flags.extend([d == "1" for d in digits] * int(times or "1"))
     if len(flags) != num_layers:
         raise InputError(f"{len(flags)} entries for {num_layers} layers", where="--moe-layer-freq")

@@ -14,7 +14,7 @@ from .tape import Handle, Kept, Selection, Tape
 from .tensor import Tensor
 
 
-class _Stop(Exception):
+class _StopReplayError(Exception):
     """The replay has rebuilt the last tensor that anybody saved."""
 
 
@@ -79,7 +79,7 @@ class _Rebuild:
             tensor.storage.keep()
             frame.rebuilt[number] = tensor.alias()
         if frame.replayed == len(frame.holders):
-            raise _Stop
+            raise _StopReplayError
         # the replay's own graph holds what it saves, as long as it lives (_recomputation_hook)
         return Kept(tensor.alias())
 
@@ -114,7 +114,7 @@ def _replay(frame: _Frame) -> None:
     try:
         with tape.autocasting(frame.autocast), tape.hook(_Rebuild(frame)):
             frame.run(*[_input(handle.unpack(), wants) for handle, wants in frame.inputs])
-    except _Stop:
+    except _StopReplayError:
         pass
     finally:
         tape.path, tape.stage, tape.replaying, tape.repeat = before

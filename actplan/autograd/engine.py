@@ -18,9 +18,7 @@ Buffer = list["Tensor | None"]
 Watcher = Callable[[int], None]
 
 
-def backward(
-    tape: Tape, root: Tensor, gradient: Tensor | None = None, on_stage: Watcher | None = None
-) -> None:
+def backward(tape: Tape, root: Tensor, gradient: Tensor | None = None, on_stage: Watcher | None = None) -> None:
     """Run the backward pass from `root`.
 
     Args:

@@ -30,7 +30,19 @@ class Meter:
     (`peak_event`), the second is told to photograph that one (`photograph`).
     """
 
-    __slots__ = ("_alive", "events", "live", "peak", "peak_event", "photograph", "picture", "plain_peak", "rebuilt", "replay_peak", "replaying")
+    __slots__ = (
+        "_alive",
+        "events",
+        "live",
+        "peak",
+        "peak_event",
+        "photograph",
+        "picture",
+        "plain_peak",
+        "rebuilt",
+        "replay_peak",
+        "replaying",
+    )
 
     def __init__(self, photograph: int | None = None) -> None:
         self.live = self.peak = self.events = self.peak_event = 0

@@ -361,6 +361,8 @@ class StageTrace(msgspec.Struct):
     gradient_bytes: int = 0
     held: int = 0
     """Bytes of what the model's loop still holds of it, saved by nothing, while the next stage runs forward."""
+    captured: dict[int, int] = {}
+    """Bytes of the masks that its checkpoint keeps alive, by storage: they die with the last that captured them."""
     reached: bool = False
     """Whether backward comes to it: something in it or below it is trained."""
 

@@ -148,7 +148,7 @@ def is_contiguous(shape: Shape, strides: Shape) -> bool:
 def is_dense(shape: Shape, strides: Shape) -> bool:
     """Non-overlapping and dense: contiguous under some order of the dimensions."""
     step = 1
-    for stride, size in sorted((st, sz) for st, sz in zip(strides, shape) if sz != 1):
+    for stride, size in sorted((st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1):
         if stride != step:
             return False
         step *= size

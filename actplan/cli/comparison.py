@@ -74,9 +74,7 @@ Row = tuple[str, str, tuple[int, ...], str, int, int]
 
 
 def _rows(ours: Walk) -> list[Row]:
-    return [
-        ("", row.module or "<loss>", row.shape, row.dtype, row.nbytes, row.count) for row in ours.tape.ledger
-    ]
+    return [("", row.module or "<loss>", row.shape, row.dtype, row.nbytes, row.count) for row in ours.tape.ledger]
 
 
 def _traced_rows(theirs: TraceResult) -> list[Row]:

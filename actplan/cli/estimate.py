@@ -32,7 +32,7 @@ def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output:
 
         if budget.wanted or budget.tokens is not None:
             raise InputError("a ledger holds no parameters by name", where="--ledger", allowed="without a budget")
-        return show(traced, run.run(None), model.reference, output)
+        return show(traced, run.traced_run(), model.reference, output)
     from .. import estimate
 
     planned = model.load()

@@ -23,12 +23,8 @@ def command(
     run: RunOptions,
     output: OutputOptions,
     *,
-    layer: Annotated[
-        int | None, Option("--layer", metavar="N", help="Only this layer; they count from 0.")
-    ] = None,
-    kind: Annotated[
-        str | None, Option("--kind", metavar="KIND", help="Only the first layer of this kind.")
-    ] = None,
+    layer: Annotated[int | None, Option("--layer", metavar="N", help="Only this layer; they count from 0.")] = None,
+    kind: Annotated[str | None, Option("--kind", metavar="KIND", help="Only the first layer of this kind.")] = None,
     at_peak: Annotated[bool, Option("--at-peak", help="What is alive when memory is highest.")] = False,
 ) -> None:
     """Every tensor that autograd saves: module, shape, dtype, bytes, and the reason it is kept."""
@@ -42,8 +38,11 @@ def command(
     traced = model.traced()
     if traced is not None:
         if layer is not None or kind is not None or at_peak:
-            raise InputError("a ledger is printed whole", where="--ledger", allowed="without --layer, --kind, --at-peak")
-        return _traced(traced, run.run(None), model.reference, output)
+            raise InputError(
+                "a ledger is printed whole", where="--ledger", allowed="without --layer, --kind, --at-peak"
+            )
+        _traced(traced, run.traced_run(), model.reference, output)
+        return
     planned = model.load()
     settings = run.run(planned)
     about = Report(model=estimate.model_info(planned, settings), run=estimate.run_info(planned, settings))

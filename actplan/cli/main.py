@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from . import interrupt
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The `actplan` command. Never returns."""
     interrupt.install()
+    gc.set_threshold(100_000, 50, 50)  # a command is short: what reference counts do not free need not be looked for
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

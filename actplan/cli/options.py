@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PRESET = "qwen-27b"
 QAT = ("weights", "all")
+OF_A_LEDGER = ("seq", "batch", "checkpoint")
+"""What may still be chosen where the model is a ledger."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class ModelOptions:
         if self.ledger is None:
             return None
         if self.preset is not None or self.model is not None or self.settings:
-            raise InputError("a ledger is a whole model", where="--ledger", allowed="without --preset, --model and --set")
+            raise InputError(
+                "a ledger is a whole model", where="--ledger", allowed="without --preset, --model and --set"
+            )
         from ..ledgerfile import load_ledger
 
         return load_ledger(self.ledger)
@@ -63,7 +67,9 @@ class ModelOptions:
         from ..load import load_model
 
         if self.ledger is not None:
-            raise InputError("this needs an architecture, not a ledger", where="--ledger", allowed="--preset or --model")
+            raise InputError(
+                "this needs an architecture, not a ledger", where="--ledger", allowed="--preset or --model"
+            )
         if self.preset is not None and self.model is not None:
             raise InputError("--preset and --model both name a model", allowed="one of them")
         overrides = tuple(self.settings or ()) if settings is None else settings
@@ -125,9 +131,9 @@ class RunOptions:
     mtp: Annotated[
         bool, Option("--mtp", help="Train multi-token prediction, as Megatron-Core does and Transformers does not.")
     ] = False
-    hold_logits: Annotated[
-        bool, Option("--hold-logits", help="The caller still holds the logits during backward.")
-    ] = False
+    hold_logits: Annotated[bool, Option("--hold-logits", help="The caller still holds the logits during backward.")] = (
+        False
+    )
 
     lora_rank: Annotated[
         str | None, Option("--lora-rank", metavar="N", help="Adapters of that rank; the rest is frozen.")
@@ -166,6 +172,23 @@ class RunOptions:
         """The one run that is meant."""
         return self.assemble(model, {axis.field: _only(axis, values) for axis, values in self.axes().items()})
 
+    def traced_run(self) -> Run:
+        """The one run of a traced model: batch, length and policy; the trace decided everything else."""
+        self.check_traced()
+        return self.run(None)
+
+    def check_traced(self) -> None:
+        """Errors if an option is given that a ledger cannot follow."""
+        plain = RunOptions()
+        for name in self.__dataclass_fields__:
+            if name not in OF_A_LEDGER and getattr(self, name) != getattr(plain, name):
+                raise InputError(
+                    "the trace has decided this",
+                    where=f"--{name.replace('_', '-')}",
+                    allowed="--seq, --batch and --checkpoint with --ledger",
+                    hint="trace again with this option",
+                )
+
     def axes(self) -> dict[RunAxis, tuple[object, ...]]:
         """Every value of every setting that is given or has a default."""
         read = ((axis, self._text(axis)) for axis in RUN_AXES)
@@ -176,9 +199,7 @@ class RunOptions:
         if "attention" not in chosen:
             chosen = {**chosen, "attention": "sdpa" if model is None or model.supports_sdpa else "eager"}
         elif model is not None and chosen["attention"] == "sdpa" and not model.supports_sdpa:
-            raise InputError(
-                "Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash"
-            )
+            raise InputError("Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash")
         degrees = {name: chosen[f"mesh.{name}"] for name in Mesh.__struct_fields__ if f"mesh.{name}" in chosen}
         plain = {name: value for name, value in chosen.items() if "." not in name}
         mesh = Mesh(**degrees, sp=self.sp)  # type: ignore[arg-type]
@@ -261,9 +282,9 @@ class BudgetOptions:
         Option("--tokens", metavar="N", help="Tokens of the run, 300B or 1T, or `chinchilla`: 20 a parameter."),
     ] = None
     gpus: Annotated[str | None, Option("--gpus", metavar="N", help="Devices of the run (default: the mesh's).")] = None
-    mfu: Annotated[
-        str, Option("--mfu", metavar="SHARE", help="Model FLOPs utilisation of the run, for GPU-hours.")
-    ] = "0.4"
+    mfu: Annotated[str, Option("--mfu", metavar="SHARE", help="Model FLOPs utilisation of the run, for GPU-hours.")] = (
+        "0.4"
+    )
 
     @property
     def wanted(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,8 @@ from .options import ModelOptions, RunOptions
 from .output import OutputOptions, write, write_file
 
 if TYPE_CHECKING:
+    from ..chain import Chain
+    from ..ledgerfile import Ledger
     from ..report import Report
 
 PICTURES = (".svg", ".html", ".htm", ".png")
@@ -74,11 +76,17 @@ def command(
 
     check_family(only)
     if chain is not None:
-        if model.preset or model.model or model.settings:
+        if model.preset or model.model or model.settings or model.ledger:
             raise InputError("--chain stands in place of a model", where="--chain", allowed="one of the two")
         report = _measured(chain, chain_name, room, taken, only, frontier=frontier)
     elif chain_name is not None:
         raise InputError("no file of chains", where="--chain-name", allowed="with --chain FILE")
+    elif (traced := model.traced()) is not None:
+        if most is not None or per_op:
+            raise InputError(
+                "a ledger holds whole layers at one number of them", where="--ledger", allowed="without --max, --per-op"
+            )
+        report = _of_ledger(traced, run, model.reference, room, taken, only, frontier=frontier)
     else:
         report = _planned(model, run, room, taken, only, per_op, frontier=frontier, most=most)
     title = Path(chain).name if chain else ""
@@ -129,18 +137,41 @@ def _planned(
 
 
 def _measured(path: str, name: str | None, room: int | None, taken: int, only: str, *, frontier: bool) -> Report:
-    from ..plan import measured
     from ..report import Report
     from ..schedule import read_chain
 
-    chain = read_chain(path, name)
+    parts = _of_chain(read_chain(path, name), room, taken, only, frontier=frontier)
+    return Report(**parts)  # type: ignore[arg-type]
+
+
+def _of_ledger(
+    ledger: Ledger, run: RunOptions, source: str, room: int | None, taken: int, only: str, *, frontier: bool
+) -> Report:
+    """A traced model as a chain: its plan names layers, as `estimate --ledger --checkpoint` does."""
+    from ..estimate import traced as estimated
+    from ..report import Report
+
+    settings = run.traced_run()
+    found = estimated.Traced(ledger, settings)
+    numbers = {place: layer for layer, place in enumerate(found.places)}
+    parts = _of_chain(found.chain, room, taken, only, frontier=frontier, numbers=numbers)
+    about = {"model": estimated.model_info(found, source), "run": estimated.run_info(ledger, settings)}
+    return Report(**about, **parts, notes=estimated.notes(found))  # type: ignore[arg-type]
+
+
+def _of_chain(
+    chain: Chain, room: int | None, taken: int, only: str, *, frontier: bool, numbers: Mapping[int, int] | None = None
+) -> dict[str, object]:
+    from ..plan import measured
+
     parts: dict[str, object] = {}
     if frontier:
         whole = measured.frontier(chain, only=only)
-        parts["frontier"], parts["frontier_points"] = measured.points(whole), measured.shown_points(whole)
+        parts["frontier"] = measured.points(whole)
+        parts["frontier_points"] = measured.shown_points(whole, numbers=numbers)
     if room is not None:
-        parts["plan"] = measured.plan(chain, room, only=only, reserved_bytes=taken)
-    return Report(**parts)  # type: ignore[arg-type]
+        parts["plan"] = measured.plan(chain, room, only=only, reserved_bytes=taken, numbers=numbers)
+    return parts
 
 
 def _exit_code(report: Report) -> int:

@@ -33,9 +33,7 @@ def list_all(output: OutputOptions) -> None:
 @app.command("show", short_help="One of them, as a specification.")
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A preset, as `actplan presets` lists them.")],
-    output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write a file.")
-    ] = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="Write a file.")] = None,
 ) -> None:
     """A preset as the YAML specification that --model reads: the start of one of your own."""
     from pathlib import Path

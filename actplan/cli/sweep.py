@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from .output import OutputOptions
 from .progress import shown
 
 if TYPE_CHECKING:
+    from ..ledgerfile import Ledger
     from ..sweep import Axis
 
 LISTS = ("recipe", "optimizer", "gpu")
@@ -82,6 +84,11 @@ class _Sweep:
         from ..sweep import Axis, size
 
         self.model, self.run = model, run
+        self.ledger = model.traced()
+        if self.ledger is not None:
+            run.check_traced()
+            if budget != BudgetOptions():
+                raise InputError("a ledger holds no parameters by name", where="--ledger", allowed="without a budget")
         parsed = run.axes()
         self.single = {axis.field: values[0] for axis, values in parsed.items() if len(values) == 1}
         listed = {name: _listed(getattr(budget, name), name) for name in LISTS}
@@ -116,10 +123,22 @@ class _Sweep:
         """Every point in order, to be worked out."""
         from ..sweep import points, row
 
+        if self.ledger is not None:
+            yield from self._of_ledger(self.ledger)
+            return
         for planned, place in _models(self.model, self.settings):
             base = self.run.assemble(planned, self.single)
             for changed in points(self.axes):
                 yield _later(row, planned, base, changed, self._more(planned), place)
+
+    def _of_ledger(self, ledger: Ledger) -> Iterator[Callable[[], Row]]:
+        """Every point of a traced model."""
+        from ..estimate.traced import sweep_row
+        from ..sweep import at_point, points
+
+        base = self.run.assemble(None, self.single)
+        for changed in points(self.axes):
+            yield partial(sweep_row, ledger, at_point(base, changed))
 
     def _more(self, planned: Model) -> Callable[[Run, Mapping[str, Any]], tuple[Run, Callable[[], Row]]]:
         def more(point: Run, changed: Mapping[str, Any]) -> tuple[Run, Callable[[], Row]]:

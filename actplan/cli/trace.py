@@ -86,9 +86,7 @@ def _options(settings: Run, run: RunOptions, autocast: str | None, num_layers: i
 
     policy = settings.checkpoint
     if not isinstance(policy, NoCheckpoint | EveryLayer | EveryK):
-        raise InputError(
-            f"{policy} cannot be traced", where="--checkpoint", allowed="none, layer or every:K"
-        )
+        raise InputError(f"{policy} cannot be traced", where="--checkpoint", allowed="none, layer or every:K")
     return TraceOptions(
         batch=settings.micro_batch_size,
         seq=settings.sequence_length,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..mesh import Mesh
-from ..policies import parse_policy, Blocks, NoCheckpoint
+from ..policies import Blocks, NoCheckpoint, parse_policy
 from ..report import Checkpointed, Estimates, ModelInfo, Peak, Report, RunInfo, Segmentation
 from ..spec import Model, Run
 from . import notes, textbook

@@ -103,5 +103,3 @@ def _by_width(model: Model, run: Run, layer: Layer) -> list[tuple[str, int]]:
         for values, names in groups.items()
     ]
     return sorted(sized, key=lambda item: -item[1])
-
-

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import accumulate
 
 from msgspec.structs import replace
 
@@ -49,9 +50,9 @@ class Table:
 
     @cached_property
     def best_uniform(self) -> tuple[Policy, Policy]:
-        """Equal segments of lowest peak: by the textbook, and by autograd. Fewer FLOPs, then fewer layers, first."""
+        """Equal segments of lowest peak: by the textbook, and by autograd; of equals the shorter ones."""
         choices = [EveryK(k) for k in range(1, self.layers.count + 1)]
-        return self._lowest(choices, self.textbook_peak), self._lowest(choices, self._autograd_peak)
+        return min(choices, key=lambda policy: (self.textbook_peak(policy), policy.k)), self._lowest(choices)
 
     def _policies(self) -> Iterator[Policy]:
         n = self.layers.count
@@ -59,8 +60,24 @@ class Table:
         yield from (FirstN(-(-n // 2)), Heaviest(-(-n // 2)))
         yield self.run.checkpoint
 
-    def _lowest(self, choices: list[EveryK], peak: Callable[[Policy], int]) -> Policy:
-        return min(choices, key=lambda policy: (peak(policy), policy.k))
+    def _lowest(self, choices: list[EveryK]) -> Policy:
+        """By autograd. A choice is not worked out whose segments alone, once rebuilt, need more than the best."""
+        best, lowest = choices[0], self._autograd_peak(choices[0])
+        for policy in choices[1:]:
+            if self._least(policy) < lowest and (peak := self._autograd_peak(policy)) < lowest:
+                best, lowest = policy, peak
+        return best
+
+    def _least(self, policy: EveryK) -> int:
+        """What a policy needs at least: the inputs of the segments before one, and all that it keeps when rebuilt."""
+        held, kept = self.subject.held_bytes, self._kept
+        segments = enumerate(policy.segments(self.layers))
+        return max(i * held + kept[last + 1] - kept[first] for i, (first, last) in segments)
+
+    @cached_property
+    def _kept(self) -> list[int]:
+        """Prefix sums of what the layers keep."""
+        return [0, *accumulate(layer.stage.s for layer in self.subject.profile.layers)]
 
     @cached_property
     def _textbook_boundary(self) -> int:

@@ -22,9 +22,9 @@ from ..policies import (
     Segment,
     Sqrt,
 )
-from ..report import Accounting, Autograd
-from ..report import Checkpointed as CheckpointedRow
 from ..report import (
+    Accounting,
+    Autograd,
     Estimates,
     LedgerRow,
     ModelInfo,
@@ -36,6 +36,7 @@ from ..report import (
     RunInfo,
     Segmentation,
 )
+from ..report import Checkpointed as CheckpointedRow
 from ..spec import Run
 
 ROLES = {"embedding": "embedding", "final_norm": "final_norm", "head": "head", "loss": "loss", "between": "embedding"}
@@ -154,8 +155,7 @@ def estimate(ledger: Ledger, run: Run, source: str) -> Report:
     traced = Traced(ledger, run)
     chosen = traced.under(run.checkpoint)
     rows = tuple(_rows(traced, run))
-    policy = str(Blocks()) if isinstance(run.checkpoint, NoCheckpoint) else str(run.checkpoint)
-    row = next(row for row in rows if row.policy == policy)
+    row = next(row for row in rows if row.policy == _compared(run))
     return Report(
         model=model_info(traced, source),
         run=run_info(ledger, run),
@@ -166,7 +166,7 @@ def estimate(ledger: Ledger, run: Run, source: str) -> Report:
         ),
         segmentations=rows,
         peak=_peak(chosen),
-        notes=tuple(_notes(traced)),
+        notes=notes(traced),
     )
 
 
@@ -278,6 +278,36 @@ def _peak(chosen: TracedSegments) -> Peak:
         stage=chosen.traced.chain.stages[stage].name,
         bytes=chosen.peak_bytes,
     )
+
+
+def sweep_row(ledger: Ledger, run: Run) -> dict[str, object]:
+    """One point of a sweep, with the names of `estimate.sweep_row`; no textbook, which needs an architecture."""
+    traced = Traced(ledger, run)
+    chosen = traced.under(run.checkpoint)
+    row = next(row for row in _rows(traced, run) if row.policy == _compared(run))
+    return {
+        "sequence_length": run.sequence_length,
+        "micro_batch_size": run.micro_batch_size,
+        "checkpoint": str(run.checkpoint),
+        "residual_bytes": _residual(traced),
+        "autograd_bytes": chosen.saved_bytes,
+        "checkpointed_policy": row.policy,
+        "checkpointed_autograd_bytes": row.autograd.peak_bytes,
+        "peak_forward_bytes": chosen.evaluation.forward_bytes,
+        "peak_backward_bytes": chosen.evaluation.backward_bytes,
+        "peak_bytes": chosen.peak_bytes,
+        "recompute_flops_fraction": chosen.recompute_flops_fraction,
+    }
+
+
+def _compared(run: Run) -> str:
+    """The policy shown beside no checkpointing: the run's, or blocks."""
+    return str(Blocks()) if isinstance(run.checkpoint, NoCheckpoint) else str(run.checkpoint)
+
+
+def notes(traced: Traced) -> tuple[Note, ...]:
+    """Where the numbers are from, how well they were checked, and what the trace noted."""
+    return tuple(_notes(traced))
 
 
 def _notes(traced: Traced) -> Iterator[Note]:

@@ -21,9 +21,7 @@ from .norm import norm
 from .scope import Scope, enter, row
 
 
-def decoder_layer(
-    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
-) -> Tensor:
+def decoder_layer(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """[B, T, hidden] to the same."""
     return _RESIDUALS[spec.residual.type](m, hidden, spec, tables, mask)
 
@@ -42,9 +40,7 @@ def _pre_norm(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask
     return add(residual, _scaled(hidden, spec))
 
 
-def _pre_norm_held(
-    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
-) -> Tensor:
+def _pre_norm_held(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """models/gpt2/modeling_gpt2.py, GPT2Block: the branches' outputs are locals of their own."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
@@ -58,9 +54,7 @@ def _pre_norm_held(
     return add(residual, forwarded)
 
 
-def _pre_norm_flat(
-    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
-) -> Tensor:
+def _pre_norm_flat(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """models/opt/modeling_opt.py, OPTDecoderLayer: the feed-forward half works on [B · T, hidden]."""
     shape, residual = hidden.shape, hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
@@ -77,9 +71,7 @@ def _pre_norm_flat(
     return view(add(residual, hidden), *shape)
 
 
-def _pre_norm_all_held(
-    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
-) -> Tensor:
+def _pre_norm_all_held(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """models/stablelm/modeling_stablelm.py, StableLmDecoderLayer: no local is assigned anew."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
@@ -126,9 +118,7 @@ def _parallel(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask
     return add(add(residual, attn_output), forwarded)
 
 
-def _parallel_two_norms(
-    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
-) -> Tensor:
+def _parallel_two_norms(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """models/gpt_neox/modeling_gpt_neox.py, GPTNeoXLayer with use_parallel_residual."""
     attn_output, _ = mixer(m, m.call("input_layernorm", norm, hidden, spec.norm), spec, tables, mask)
     attn_output = _dropped(m, "attn_dropout", attn_output, spec)
@@ -137,9 +127,7 @@ def _parallel_two_norms(
     return add(add(forwarded, attn_output), hidden)
 
 
-def _parallel_in_place(
-    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
-) -> Tensor:
+def _parallel_in_place(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """models/falcon/modeling_falcon.py, FalconDecoderLayer: one norm, or one for each branch."""
     residual = hidden
     if spec.residual.type == "parallel_in_place":
@@ -155,9 +143,7 @@ def _parallel_in_place(
     return output
 
 
-def _pre_norm_returned(
-    m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
-) -> Tensor:
+def _pre_norm_returned(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """models/bamba/modeling_bamba.py, BambaDecoderLayer: the probabilities are handed to the model's loop."""
     residual = hidden
     hidden = m.call("input_layernorm", norm, hidden, spec.norm)
@@ -230,9 +216,7 @@ def _scaled(x: Tensor, spec: Layer) -> Tensor:
     return mul_scalar(x) if spec.residual.scaled else x
 
 
-def mixer(
-    m: Scope, x: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def mixer(m: Scope, x: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The token mixer of a layer, under the name that its model gives it; also its probabilities, if it has any."""
     x = enter(m, x)
     if isinstance(spec.mixer, Attention):

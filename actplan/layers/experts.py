@@ -61,9 +61,7 @@ def grouped_mm_experts(
     )
     proj_out = _GATES[spec.expert_gate](m, proj_out)
     selected_biases = _biases(m, "down_proj", width, expert_ids_g, spec)
-    proj_out = _grouped_linear(
-        m, proj_out, "down_proj", width, offsets=offsets, bias=selected_biases, spec=spec
-    )
+    proj_out = _grouped_linear(m, proj_out, "down_proj", width, offsets=offsets, bias=selected_biases, spec=spec)
     if m.mesh.ep > 1:
         proj_out = all_to_all(proj_out, perm.shape[0])
     weighted_out = mul(proj_out, unsqueeze(sample_weights_g, -1))

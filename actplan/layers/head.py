@@ -76,7 +76,9 @@ def output_bias(m: Scope, model: Model, own: str | None = None) -> Tensor | None
     """The output projection's bias, where it has one."""
     if not model.head.bias:
         return None
-    return m.tape.parameter("lm_head.bias" if own is None else f"{own}.lm_head.bias", (m.local(model.vocab_size, "vocabulary"),), m.dtype)
+    return m.tape.parameter(
+        "lm_head.bias" if own is None else f"{own}.lm_head.bias", (m.local(model.vocab_size, "vocabulary"),), m.dtype
+    )
 
 
 def logits(m: Scope, hidden: Tensor, model: Model, own: str | None = None) -> Tensor:

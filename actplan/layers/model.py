@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -88,9 +88,7 @@ def walk(
     tape.trains = trains(run)
     copies = frozenset(run.adapters.modules_to_save if run.adapters else ())
     names = names_of(model.naming)
-    m = Scope(
-        tape, kernels(model, run), run.residual_dtype, run.mesh, names, project=projection(run), copies=copies
-    )
+    m = Scope(tape, kernels(model, run), run.residual_dtype, run.mesh, names, project=projection(run), copies=copies)
     with tape.autocasting(run.autocast_dtype):
         loss, held = _forward(m, model, run, segments, keeps, stepper, numbers or range(model.num_layers))
     if not run.trains_all:
@@ -137,6 +135,10 @@ class _Stepper:
         self.stages[stage].forward_start = tape.meter.live
         self.flops = tape.flops
 
+    def captured(self, layer: int, masks: Iterable[Tensor]) -> None:
+        """A checkpoint from this layer on keeps these alive."""
+        self.stages[layer + 1].captured = {id(mask.storage): rounded(mask.storage.nbytes) for mask in masks}
+
     def end(self, stage: int) -> None:
         tape, trace = self.tape, self.stages[stage]
         if tape.replaying:
@@ -165,7 +167,12 @@ class _Stepper:
 
 
 def _forward(
-    m: Scope, model: Model, run: Run, segments: tuple[Segment, ...], keeps: Keeps, stepper: _Stepper,
+    m: Scope,
+    model: Model,
+    run: Run,
+    segments: tuple[Segment, ...],
+    keeps: Keeps,
+    stepper: _Stepper,
     numbers: Sequence[int],
 ) -> tuple[Tensor, Tensor | None]:
     """Up to the loss (or the hidden states); also the logits, where the caller holds them."""
@@ -198,7 +205,13 @@ def _token_ids(tape: Tape, run: Run) -> Tensor:
 
 
 def _language_model(
-    m: Scope, ids: Tensor, model: Model, run: Run, segments: tuple[Segment, ...], keeps: Keeps, stepper: _Stepper,
+    m: Scope,
+    ids: Tensor,
+    model: Model,
+    run: Run,
+    segments: tuple[Segment, ...],
+    keeps: Keeps,
+    stepper: _Stepper,
     numbers: Sequence[int],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Embedding, layers, final norm (LlamaModel.forward): what is local here lives until the layers are through.
@@ -227,6 +240,7 @@ def _language_model(
     for first, last, checkpointed in _units(model.num_layers, uncrossed(segments, exits)):
         if checkpointed:
             given = shared.of(model.layers[first : last + 1])
+            stepper.captured(first, given.masks.values())
             positional = given.masks.values() if model.naming in POSITIONAL_MASK else ()
             held = None if model.naming in NO_POSITION_IDS else positions.ids
             run_segment = partial(run_layers, first, given, held)

@@ -28,9 +28,7 @@ def moe(m: Scope, x: Tensor, spec: Moe) -> tuple[Tensor, Tensor | None]:
     Under tensor parallelism each rank routes its own tokens, so they must be divided (sequence parallelism).
     """
     if m.mesh.tp > 1 and not m.mesh.sp:
-        raise InputError(
-            "experts under --tp need the tokens divided", where="--tp", allowed="--tp together with --sp"
-        )
+        raise InputError("experts under --tp need the tokens divided", where="--tp", allowed="--tp together with --sp")
     if spec.router == "sigmoid":
         return _shared_after(m, x, spec), None
     if spec.router == "topk_softmax":

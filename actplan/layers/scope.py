@@ -46,9 +46,7 @@ class Scope:
         self.held: Tensor | None = None
         """What the model's loop over its layers still holds of the one before (Falcon's probabilities)."""
 
-    def call(
-        self, name: str, module: Callable[Concatenate[Scope, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    def call(self, name: str, module: Callable[Concatenate[Scope, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a submodule under its name: the model's own for what Llama calls so."""
         tape = self.tape
         outer = tape.path

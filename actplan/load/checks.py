@@ -11,9 +11,7 @@ def checked_moe(moe: Moe, where: str) -> Moe:
     """Every token must find as many experts as it takes, within whole groups."""
     groups = moe.n_group
     if moe.num_experts % groups:
-        raise InputError(
-            f"{groups} groups do not divide {moe.num_experts} experts", where=join(where, "n_group")
-        )
+        raise InputError(f"{groups} groups do not divide {moe.num_experts} experts", where=join(where, "n_group"))
     if moe.topk_group > groups:
         raise InputError(
             f"{moe.topk_group} of {groups} groups", where=join(where, "topk_group"), allowed=f"1 to {groups}"
@@ -45,9 +43,7 @@ def checked_latent_attention(attention: LatentAttention, where: str) -> LatentAt
             allowed="an even number of rotated dimensions",
         )
     if attention.dropout >= 1:
-        raise InputError(
-            "dropout of 1 keeps nothing", where=join(where, "dropout"), allowed="from 0 to below 1"
-        )
+        raise InputError("dropout of 1 keeps nothing", where=join(where, "dropout"), allowed="from 0 to below 1")
     return attention
 
 

@@ -31,9 +31,7 @@ def supported_model_types() -> list[str]:
     return sorted(READERS)
 
 
-def document_of_config(
-    value: object, *, name: str, source: str, settings: Sequence[Setting] = ()
-) -> Document:
+def document_of_config(value: object, *, name: str, source: str, settings: Sequence[Setting] = ()) -> Document:
     """The document of a configuration.
 
     A setting that the family reads from the configuration is applied to it before anything is derived, so
@@ -42,9 +40,7 @@ def document_of_config(
     """
     fields = mapping(value, "") if isinstance(value, dict) else None
     if fields is None:
-        raise InputError(
-            f"holds a {_json_type(value)}, not a configuration", allowed="a JSON object with model_type"
-        )
+        raise InputError(f"holds a {_json_type(value)}, not a configuration", allowed="a JSON object with model_type")
     model_type = _model_type(fields, source)
     early = [setting for setting in settings if _config_key(setting, fields) is not None]
     config = Config(_with_settings(fields, early))

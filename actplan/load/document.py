@@ -99,9 +99,7 @@ def layer_names(given: Mapping[str, object]) -> tuple[str, ...]:
     if given.get("num_layers") is not None:
         expected = check_int(given["num_layers"], "num_layers")
         if expected != len(names):
-            raise InputError(
-                f"the pattern has {len(names)} layers and num_layers says {expected}", where="layers"
-            )
+            raise InputError(f"the pattern has {len(names)} layers and num_layers says {expected}", where="layers")
     return names
 
 
@@ -111,9 +109,7 @@ def checked_kinds(given: Mapping[str, object]) -> dict[str, Change]:
     for name, value in mapping(given.get("kinds") or {}, "kinds").items():
         where = join("kinds", name)
         if not isinstance(name, str) or not KIND_NAME.match(name):
-            raise InputError(
-                f"{shown(name)} cannot name a kind", where="kinds", allowed="letters, digits and _"
-            )
+            raise InputError(f"{shown(name)} cannot name a kind", where="kinds", allowed="letters, digits and _")
         if name in MIXERS:
             raise InputError(f"{name} is built in", where=where, allowed="a name of its own")
         kinds[name] = checked_change(value, where)
@@ -150,9 +146,7 @@ def override_span(key: object, count: int) -> range:
     first, dots, last = str(key).partition("..")
     ends = (first.strip(), last.strip() if dots else first.strip())
     if isinstance(key, bool) or not all(end.isascii() and end.isdigit() and len(end) < 16 for end in ends):
-        raise InputError(
-            f"{shown(str(key))} names no layers", where="overrides", allowed="a layer such as 3, or 8..15"
-        )
+        raise InputError(f"{shown(str(key))} names no layers", where="overrides", allowed="a layer such as 3, or 8..15")
     low, high = int(ends[0]), int(ends[1])
     if not low <= high < count:
         problem = f"{key} is out of range" if low <= high else f"{key} runs backwards"

@@ -37,9 +37,7 @@ def _flow(value: object) -> str:
     if isinstance(value, float):
         return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
     return (
-        {None: "null", True: "true", False: "false"}[value]
-        if value is None or isinstance(value, bool)
-        else str(value)
+        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
     )
 
 

@@ -124,12 +124,8 @@ def smollm3(config: Config) -> Fields:
     rope slide."""
     count = num_layers(config)
     ropes = rope_flags(config, count)
-    window = (
-        config.integer("sliding_window", absent=None) if config.flag("use_sliding_window", False) else None
-    )
-    types = layer_types(
-        config, count, {"full_attention": "full_attention", "sliding_attention": "sliding_attention"}
-    )
+    window = config.integer("sliding_window", absent=None) if config.flag("use_sliding_window", False) else None
+    types = layer_types(config, count, {"full_attention": "full_attention", "sliding_attention": "sliding_attention"})
     if types is None:
         types = ["full_attention" if window is None or rope else "sliding_attention" for rope in ropes]
     elif "sliding_attention" in types and window is None:
@@ -210,9 +206,7 @@ def nested_text(config: Config, model_type: str, read: Reader) -> Fields:
     `tie_word_embeddings` counts (AutoModelForCausalLM hands it `text_config`), else the wrapper's."""
     text = config.section("text_config")
     if text is None:
-        raise InputError(
-            "missing", where=config.path("text_config"), allowed="the text model's configuration"
-        )
+        raise InputError("missing", where=config.path("text_config"), allowed="the text model's configuration")
     if text.get("model_type") not in (None, model_type):
         raise text.refuse("model_type", f"not a {model_type}")
     tied = text.flag("tie_word_embeddings", config.flag("tie_word_embeddings", False))

@@ -73,9 +73,7 @@ def olmo3(config: Config) -> Fields:
         **layers(kinds or ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(count)]),
         "rope": {"style": "half_fp32", "local": True},
         "attention": {
-            **attention(
-                config, key_value_heads=_all_heads(config), head_dim=derived_head_dim(config), window=window
-            ),
+            **attention(config, key_value_heads=_all_heads(config), head_dim=derived_head_dim(config), window=window),
             **bias_on_all(config),
             "qk_norm": True,
             "qk_norm_on": "projection",
@@ -145,9 +143,7 @@ def cohere2(config: Config) -> Fields:
         "full_mask": True,
         "head": {"scaled": True},
         "attention": {
-            **attention(
-                config, key_value_heads=_all_heads(config), head_dim=equal_head_dim(config), window=window
-            ),
+            **attention(config, key_value_heads=_all_heads(config), head_dim=equal_head_dim(config), window=window),
             **bias_on_all(config),
         },
         "mlp": mlp(config),

@@ -91,9 +91,7 @@ def gemma3(config: Config) -> Fields:
     projector are left out."""
     text = config.section("text_config")
     if text is None:
-        raise InputError(
-            "missing", where=config.path("text_config"), allowed="the text model's configuration"
-        )
+        raise InputError("missing", where=config.path("text_config"), allowed="the text model's configuration")
     if text.get("model_type") not in (None, "gemma3_text"):
         raise text.refuse("model_type", "not the text model of gemma3")
     fields = gemma3_text(text)

@@ -224,9 +224,7 @@ def mamba_section(config: Config, inner: int | None = None) -> Fields:
     given = config.get("mamba_d_head")
     head_dim = inner // heads if given in (None, "auto") else config.size("mamba_d_head", 1)
     if heads * head_dim != inner:
-        raise InputError(
-            f"{heads} heads of {head_dim} are not {inner} wide", where=config.path("mamba_n_heads")
-        )
+        raise InputError(f"{heads} heads of {head_dim} are not {inner} wide", where=config.path("mamba_n_heads"))
     return {
         "num_heads": heads,
         "head_dim": head_dim,

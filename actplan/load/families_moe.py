@@ -99,9 +99,7 @@ def qwen3_moe(config: Config) -> Fields:
     on every layer; attention as in Qwen3, heads of hidden_size / heads when absent."""
     no_router_loss(config)
     count = num_layers(config)
-    window = (
-        config.integer("sliding_window", absent=4096) if config.flag("use_sliding_window", False) else None
-    )
+    window = config.integer("sliding_window", absent=4096) if config.flag("use_sliding_window", False) else None
     dense = sparse_layers(config, count)
     return {
         **trunk(config),

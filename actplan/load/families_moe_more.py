@@ -32,9 +32,7 @@ def qwen2_moe(config: Config) -> Fields:
     gated shared one; with `use_sliding_window`, every other one of the first `max_window_layers` slides."""
     no_router_loss(config)
     count = num_layers(config)
-    window = (
-        config.integer("sliding_window", absent=4096) if config.flag("use_sliding_window", False) else None
-    )
+    window = config.integer("sliding_window", absent=4096) if config.flag("use_sliding_window", False) else None
     until = config.size("max_window_layers", 28)
     slides = [window is not None and i % 2 == 0 and i < until for i in range(count)]
     kinds = layer_types(config, count, _KINDS)
@@ -115,9 +113,7 @@ def dots1(config: Config) -> Fields:
     window = config.integer("sliding_window", absent=4096)
     until = config.size("max_window_layers", 62)
     kinds = layer_types(config, count, _KINDS)
-    kinds = kinds or [
-        "sliding_attention" if window and i >= until else "full_attention" for i in range(count)
-    ]
+    kinds = kinds or ["sliding_attention" if window and i >= until else "full_attention" for i in range(count)]
     dense = [i < config.count("first_k_dense_replace") for i in range(count)]
     experts, chosen = config.required("n_routed_experts"), config.required("num_experts_per_tok")
     used = window if "sliding_attention" in kinds else None

@@ -123,9 +123,7 @@ def layer_types(config: Config, count: int, names: dict[str, str]) -> list[str] 
         if not isinstance(word, str) or word not in names:
             got = word[:64] if isinstance(word, str) else None
             where = config.path(f"layer_types[{i}]")
-            raise InputError(
-                f"{shown(word)} is not a layer of this model", where=where, choices=names, got=got
-            )
+            raise InputError(f"{shown(word)} is not a layer of this model", where=where, choices=names, got=got)
     return [names[str(word)] for word in given]
 
 
@@ -136,12 +134,8 @@ def _legacy_linear(names: dict[str, str]) -> dict[str, str]:
 def windowed(config: Config) -> tuple[list[str], int | None]:
     """Qwen2's and Qwen3's rule: with `use_sliding_window`, layers from `max_window_layers` (28) on slide."""
     count = num_layers(config)
-    window = (
-        config.integer("sliding_window", absent=4096) if config.flag("use_sliding_window", False) else None
-    )
-    kinds = layer_types(
-        config, count, {"full_attention": "full_attention", "sliding_attention": "sliding_attention"}
-    )
+    window = config.integer("sliding_window", absent=4096) if config.flag("use_sliding_window", False) else None
+    kinds = layer_types(config, count, {"full_attention": "full_attention", "sliding_attention": "sliding_attention"})
     if kinds is None:
         first = count if window is None else _first_sliding(config)
         kinds = ["full_attention" if i < first else "sliding_attention" for i in range(count)]
@@ -208,9 +202,7 @@ def rope_flags(config: Config, count: int) -> list[bool]:
     for i, flag in enumerate(given):
         if flag not in (0, 1):
             where = config.path(f"no_rope_layers[{i}]")
-            raise InputError(
-                f"{shown(flag)} is neither 0 nor 1", where=where, allowed="1 with rope, 0 without"
-            )
+            raise InputError(f"{shown(flag)} is neither 0 nor 1", where=where, allowed="1 with rope, 0 without")
     return [bool(flag) for flag in given]
 
 

@@ -60,9 +60,7 @@ def known_keys(given: Mapping[Any, object], known: tuple[str, ...], where: str) 
     """Refuse the first key that is not known, with the nearest that is."""
     for key in given:
         if key not in known:
-            raise InputError(
-                f"unknown field {shown(str(key))}", where=where or None, choices=known, got=str(key)[:64]
-            )
+            raise InputError(f"unknown field {shown(str(key))}", where=where or None, choices=known, got=str(key)[:64])
 
 
 def check_fields(struct: type[msgspec.Struct], value: object, where: str) -> dict[str, object]:
@@ -101,9 +99,7 @@ def check_int(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MAX_COUNT:
         kind = "not a whole number" if isinstance(value, bool) or not isinstance(value, int) else None
         problem = kind or ("too large" if value > MAX_COUNT else "not positive")  # type: ignore[operator]
-        raise InputError(
-            f"{shown(value)} is {problem}", where=where, allowed=f"a whole number from {low} to 2^40"
-        )
+        raise InputError(f"{shown(value)} is {problem}", where=where, allowed=f"a whole number from {low} to 2^40")
     return value
 
 
@@ -162,6 +158,4 @@ def _check_items(inner: Any, value: object, where: str) -> tuple[Any, ...]:
 def _describe(expected: Any) -> str:
     if get_origin(expected) is Literal:
         return ", ".join(get_args(expected))
-    return {int: "a whole number from 1 to 2^40", str: "a word", bool: "true or false"}.get(
-        expected, "a mapping"
-    )
+    return {int: "a whole number from 1 to 2^40", str: "a word", bool: "true or false"}.get(expected, "a mapping")

@@ -82,9 +82,7 @@ def parse_json(text: str, where: str) -> object:
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip())
         problem = f"is not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}"
-        raise InputError(
-            problem + (", where the file ends (cut short?)" if cut else ""), where=where
-        ) from None
+        raise InputError(problem + (", where the file ends (cut short?)" if cut else ""), where=where) from None
     except RecursionError:
         raise InputError(f"is nested deeper than {MAX_DEPTH} levels", where=where) from None
     except ValueError:  # Python refuses to convert an endless number

@@ -74,9 +74,7 @@ class Config:
         if value is None:
             return None
         if not isinstance(value, list):
-            raise InputError(
-                f"{shown(value)} is not a list", where=self.path(key), allowed="a list, one item a layer"
-            )
+            raise InputError(f"{shown(value)} is not a list", where=self.path(key), allowed="a list, one item a layer")
         if len(value) != count:
             raise InputError(f"has {len(value)} items for {count} layers", where=self.path(key))
         return value

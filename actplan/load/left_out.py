@@ -19,11 +19,7 @@ def qwen3_5_vision(config: Config) -> Fields:
     vision = config.section("vision_config") or Config({}, config.path("vision_config"))
     h, inner = vision.size("hidden_size", 1152), vision.size("intermediate_size", 4304)
     merged = h * vision.size("spatial_merge_size", 2) ** 2
-    patch = (
-        vision.size("in_channels", 3)
-        * vision.size("temporal_patch_size", 2)
-        * vision.size("patch_size", 16) ** 2
-    )
+    patch = vision.size("in_channels", 3) * vision.size("temporal_patch_size", 2) * vision.size("patch_size", 16) ** 2
     block = 2 * _layer_norm(h) + _linear(h, 3 * h) + _linear(h, h) + _linear(h, inner) + _linear(inner, h)
     count = (
         _linear(patch, h)

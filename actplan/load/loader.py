@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from .overrides import Setting
 
 
-def load_model(
-    ref: str, *, preset: bool, overrides: Sequence[str] = (), hub_cache: Path | None = None
-) -> Model:
+def load_model(ref: str, *, preset: bool, overrides: Sequence[str] = (), hub_cache: Path | None = None) -> Model:
     """The model that a reference names, with `--set` settings applied. See `load_document`."""
     document = load_document(ref, preset=preset, overrides=overrides, hub_cache=hub_cache)
     try:
@@ -30,9 +28,7 @@ def load_model(
         raise error.at(short_path(ref)) from None
 
 
-def load_document(
-    ref: str, *, preset: bool, overrides: Sequence[str] = (), hub_cache: Path | None = None
-) -> Document:
+def load_document(ref: str, *, preset: bool, overrides: Sequence[str] = (), hub_cache: Path | None = None) -> Document:
     """The specification that a reference names.
 
     Args:

@@ -73,9 +73,7 @@ def parse_setting(text: str) -> Setting:
     path, equals, value = text.partition("=")
     path = path.strip()
     if not path or not equals or not value.strip() or len(text) > MAX_SETTING:
-        raise InputError(
-            f"{shown(text)} sets nothing", where="--set", allowed="path=value, such as hidden_size=4096"
-        )
+        raise InputError(f"{shown(text)} sets nothing", where="--set", allowed="path=value, such as hidden_size=4096")
     return Setting(path, parse_yaml(value.strip(), f"--set {path[:64]}"))
 
 
@@ -95,9 +93,7 @@ def apply_setting(document: Document, setting: Setting, also: Sequence[str] = ()
     return document
 
 
-def _set_one(
-    document: Document, setting: Setting, span: str | None, path: str, also: Sequence[str]
-) -> Document:
+def _set_one(document: Document, setting: Setting, span: str | None, path: str, also: Sequence[str]) -> Document:
     keys = tuple(path.split("."))
     if span is not None:
         if not _is_known(keys, CHANGE_KEYS):
@@ -106,11 +102,7 @@ def _set_one(
         return document.with_fields(overrides=_with_override(document, span, keys, setting.value))
     if path == "num_layers":
         return with_num_layers(document, setting.value)
-    if (
-        keys[0] == "kinds"
-        and len(keys) > 2
-        and keys[1] in mapping(document.fields.get("kinds") or {}, "kinds")
-    ):
+    if keys[0] == "kinds" and len(keys) > 2 and keys[1] in mapping(document.fields.get("kinds") or {}, "kinds"):
         known = _is_known(keys[2:], CHANGE_KEYS)
     else:
         known = _is_known(keys, DOCUMENT_KEYS)
@@ -128,9 +120,7 @@ def _paths(top: Sequence[str]) -> list[str]:
     """Every settable path below the given top-level fields."""
     inner = {**SECTIONS, **_nested()}
     return [
-        p
-        for key in top
-        for p in ([f"{key}.{field}" for field in fields_of(inner[key])] if key in inner else [key])
+        p for key in top for p in ([f"{key}.{field}" for field in fields_of(inner[key])] if key in inner else [key])
     ]
 
 
@@ -195,9 +185,7 @@ def _assigned(old: object, keys: tuple[str, ...], value: object, where: str) -> 
     return inner
 
 
-def _with_override(
-    document: Document, span: str, keys: tuple[str, ...], value: object
-) -> dict[object, object]:
+def _with_override(document: Document, span: str, keys: tuple[str, ...], value: object) -> dict[object, object]:
     """The overrides with one more, in force over all earlier ones."""
     overrides = dict(mapping(document.fields.get("overrides") or {}, "overrides"))
     key: object = int(span) if span.isdigit() else span

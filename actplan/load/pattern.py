@@ -62,9 +62,7 @@ def _parse_value(value: object, where: str, depth: int) -> _Parts:
     if not isinstance(value, list) or not value:
         raise InputError(f"{value!r:.60} is not a layer pattern", where=where, allowed=_ALLOWED)
     _check_nesting(depth, where)
-    return tuple(
-        part for i, item in enumerate(value) for part in _parse_value(item, f"{where}[{i}]", depth + 1)
-    )
+    return tuple(part for i, item in enumerate(value) for part in _parse_value(item, f"{where}[{i}]", depth + 1))
 
 
 def _check_nesting(depth: int, where: str) -> None:
@@ -136,9 +134,7 @@ class _Parser:
     def closed(self, depth: int) -> _Parts:
         parts = self.items(depth + 1)
         if not self.accept("]"):
-            raise self.fail(
-                "a bracket is not closed" if self.shown() == "end" else f"unexpected {self.shown()}"
-            )
+            raise self.fail("a bracket is not closed" if self.shown() == "end" else f"unexpected {self.shown()}")
         return parts
 
 

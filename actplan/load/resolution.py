@@ -205,9 +205,7 @@ class _Resolver:
                 allowed="an even number of rotated dimensions, 2 at least",
             )
         if attention.dropout >= 1:
-            raise InputError(
-                "dropout of 1 keeps nothing", where=join(where, "dropout"), allowed="from 0 to below 1"
-            )
+            raise InputError("dropout of 1 keeps nothing", where=join(where, "dropout"), allowed="from 0 to below 1")
         return attention
 
     def labelled(self, name: str, numbers: _Changes) -> Layer:

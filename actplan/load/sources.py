@@ -29,9 +29,7 @@ def preset_file(name: str) -> Path:
     """The file of a preset."""
     path = presets_folder() / f"{name}.yaml" if _PRESET_NAME.match(name) else None
     if path is None or not _is_file(path):
-        raise InputError(
-            f"unknown preset {name[:64]!r}", where="--preset", choices=preset_names(), got=name[:64]
-        )
+        raise InputError(f"unknown preset {name[:64]!r}", where="--preset", choices=preset_names(), got=name[:64])
     return path
 
 
@@ -82,9 +80,7 @@ def _in_hub_cache(hub_id: str, cache: Path | None) -> Path:
     except OSError:
         found = []
     if not found:
-        raise InputError(
-            f"no such file, and no config.json in the local cache {cache}", where=hub_id, hint=hint
-        )
+        raise InputError(f"no such file, and no config.json in the local cache {cache}", where=hub_id, hint=hint)
     return found[-1]
 
 

@@ -139,9 +139,7 @@ class _Builder:
             if key == "<<" and getattr(event, "style", None) in (None, ""):
                 merged = {**self.merged(event, value), **merged}
             elif not isinstance(key, (str, int)) or isinstance(key, bool):
-                self.fail(
-                    event, "a key is neither a word nor a whole number", allowed="words and layer numbers"
-                )
+                self.fail(event, "a key is neither a word nor a whole number", allowed="words and layer numbers")
             elif key in own:
                 self.fail(event, f"duplicate key {str(key)!r}")
             else:

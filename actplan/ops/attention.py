@@ -232,4 +232,12 @@ def efficient_attention(
     return out, None
 
 
-__all__ = ["eager_attention", "efficient_attention", "flash_attention", "padded_flash_attention", "repeat_kv", "softmax", "softmax_fp32"]
+__all__ = [
+    "eager_attention",
+    "efficient_attention",
+    "flash_attention",
+    "padded_flash_attention",
+    "repeat_kv",
+    "softmax",
+    "softmax_fp32",
+]

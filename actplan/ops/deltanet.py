@@ -119,5 +119,3 @@ def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> 
     custom("ChunkGatedDeltaRuleFunction", _fla_backward, inputs, saves, [out])
     del w, u, h, v_new
     return out
-
-

@@ -47,9 +47,7 @@ def _pair(left: Tensor, right: Tensor, summed: range) -> Tensor:
         # the operand whose dimensions come first in the result goes first
         left, right, only_left, only_right = right, left, only_right, only_left
     sizes = tuple(max(pair) for pair in zip(left.shape, right.shape, strict=True))
-    count, rows, inner, columns = (
-        prod(sizes[i] for i in dims) for dims in (both, only_left, summed, only_right)
-    )
+    count, rows, inner, columns = (prod(sizes[i] for i in dims) for dims in (both, only_left, summed, only_right))
     a = reshape(permute(left, *both, *only_left, *summed, *only_right), count, rows, inner)
     b = reshape(permute(right, *both, *summed, *only_right, *only_left), count, inner, columns)
     order = [*both, *only_left, *summed, *only_right]

@@ -20,7 +20,7 @@ def _aligned(x: Tensor, shape: Shape) -> tuple[Shape, Shape]:
     """Shape and strides of `x` broadcast to `shape` (stride 0 where it is repeated)."""
     lead = len(shape) - len(x.shape)
     strides = [0] * lead
-    for i, (size, stride) in enumerate(zip(x.shape, x.strides)):
+    for i, (size, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         strides.append(0 if size == 1 and shape[lead + i] != 1 else stride)
     return (1,) * lead + x.shape, tuple(strides)
 
@@ -30,7 +30,7 @@ def _broadcast(a: Shape, b: Shape) -> Shape:
         return a
     n = max(len(a), len(b))
     a, b = (1,) * (n - len(a)) + a, (1,) * (n - len(b)) + b
-    return tuple(y if x == 1 else x for x, y in zip(a, b))
+    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
 
 
 def promote(a: Tensor, b: Tensor) -> DType:
@@ -39,7 +39,11 @@ def promote(a: Tensor, b: Tensor) -> DType:
         return a.dtype
     if bool(a.shape) != bool(b.shape) and a.dtype.is_floating_point == b.dtype.is_floating_point:
         return a.dtype if a.shape else b.dtype
-    return a.dtype if (a.dtype.is_floating_point, a.dtype.itemsize) >= (b.dtype.is_floating_point, b.dtype.itemsize) else b.dtype
+    return (
+        a.dtype
+        if (a.dtype.is_floating_point, a.dtype.itemsize) >= (b.dtype.is_floating_point, b.dtype.itemsize)
+        else b.dtype
+    )
 
 
 def like(x: Tensor, op: str, dtype: DType | None = None) -> Tensor:
@@ -299,4 +303,3 @@ def sum_dim(x: Tensor, dim: int) -> Tensor:
     if node is not None:
         node.extra = (x.shape, dim)
     return attach(x.tape.empty((*x.shape[:dim], *x.shape[dim + 1 :]), widened(x), "sum"), node)
-

@@ -18,9 +18,7 @@ def _grouped_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
         (experts, k, n), turned = node.extra
         made = g.tape.empty((experts, n, k) if turned else (experts, k, n), g.dtype, "_grouped_mm")
         weight_gradient = raw_transpose(made, 1, 2) if turned else made
-    input_gradient = (
-        None if right is None else g.tape.empty((g.shape[0], right.shape[1]), g.dtype, "_grouped_mm")
-    )
+    input_gradient = None if right is None else g.tape.empty((g.shape[0], right.shape[1]), g.dtype, "_grouped_mm")
     del offsets
     return [input_gradient, weight_gradient]
 

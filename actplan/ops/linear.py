@@ -106,7 +106,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """`torch.matmul` of two batches of matrices: expand to the larger leading sizes, reshape (which copies where
     strides cannot be merged), bmm."""
     a, b = lowered(a, b)
-    lead = tuple(max(sizes) for sizes in zip(a.shape[:-2], b.shape[:-2]))
+    lead = tuple(max(sizes) for sizes in zip(a.shape[:-2], b.shape[:-2], strict=True))
     count = prod(lead)
     a = reshape(expand(a, *lead, *a.shape[-2:]), count, *a.shape[-2:])
     b = reshape(expand(b, *lead, *b.shape[-2:]), count, *b.shape[-2:])

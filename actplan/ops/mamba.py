@@ -89,11 +89,7 @@ def _backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     del d_out
     _scan_backward(out, spec)
     d_out_weight = new(p.out_weight, p.out_weight.shape, op="mm")
-    made = [
-        new(t, t.shape)
-        for t in (p.conv_weight, p.conv_bias, p.dt_bias, A, p.D, p.norm_weight)
-        if t is not None
-    ]
+    made = [new(t, t.shape) for t in (p.conv_weight, p.conv_bias, p.dt_bias, A, p.D, p.norm_weight) if t is not None]
     d_out_bias = None if p.out_bias is None else new(p.out_bias, p.out_bias.shape, op="sum")
     del recomputed, mixed, d_mixed, d_scan
     return [d_zxbcdt, *made, d_out_weight, *([] if d_out_bias is None else [d_out_bias])]

@@ -49,7 +49,7 @@ def rms_norm_zero_centered(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _liger_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    x, w, _ = (node.unpack(i) for i in range(3))
+    _x, w, _rstd = (node.unpack(i) for i in range(3))
     grad = raw_contiguous(grads[0])
     dx = grad if node.extra else new(grad, grad.shape, op="rms_norm_backward")
     return [raw_reshape(dx, node.edges[0].shape) if node.edges[0] else None, new(w, w.shape, op="rms_norm_backward")]

@@ -126,7 +126,7 @@ def expand(x: Tensor, *shape: int) -> Tensor:
     """`x.expand(shape)`: broadcast without copying."""
     lead = len(shape) - len(x.shape)
     sizes, strides = list(shape), [0] * lead
-    for i, (size, stride) in enumerate(zip(x.shape, x.strides)):
+    for i, (size, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         want = shape[lead + i]
         sizes[lead + i] = size if want == -1 else want
         strides.append(0 if size == 1 and sizes[lead + i] != 1 else stride)

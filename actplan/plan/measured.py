@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..chain import Chain, Checkpointed, Option, Schedule, Unit, evaluate
 from ..report import Alternative, FrontierPoint, Plan, PlanUnit
@@ -22,15 +22,21 @@ from ..schedule import frontier as solve_frontier
 from ..schedule import plan as solve_plan
 
 MOST_POINTS = 20
+Numbers = Mapping[int, int]
 
 
-def plan(chain: Chain, limit: int, *, only: str = "any", reserved_bytes: int = 0) -> Plan:
-    """The cheapest schedule within the limit: one level, per-op and other choices of the menus, nested below that."""
+def plan(
+    chain: Chain, limit: int, *, only: str = "any", reserved_bytes: int = 0, numbers: Numbers | None = None
+) -> Plan:
+    """The cheapest schedule within the limit: one level, per-op and other choices of the menus, nested below that.
+
+    `numbers` is what a policy's segments call a stage, where that is not its place in the chain.
+    """
     room = limit - reserved_bytes
     found = solve_plan(chain, room, only)
     listed = alternatives(chain, room)
     schedule, evaluation = found.schedule, found.evaluation
-    policy = policy_text(chain, schedule, only)
+    policy = policy_text(chain, schedule, only, numbers)
     where = f"the {evaluation.phase} of {chain.stages[evaluation.stage].name}" if chain.stages else "nothing"
     if not found.feasible:
         return Plan(
@@ -79,8 +85,9 @@ def _unit(chain: Chain, unit: Unit) -> PlanUnit:
     return PlanUnit(kind="checkpointed", first_stage=unit.first, last_stage=unit.last, inner=inner)
 
 
-def policy_text(chain: Chain, schedule: Schedule, only: str = "any") -> str:
-    """A policy's name where one has this cost and no higher peak, else the segments, of stages counted from 0.
+def policy_text(chain: Chain, schedule: Schedule, only: str = "any", numbers: Numbers | None = None) -> str:
+    """A policy's name where one has this cost and no higher peak, else the segments, of stages counted from 0 or
+    numbered otherwise.
 
     What a list of segments has no word for is added in words: `0-7(0-3,4-7)` is nested, `/offload@3` a choice.
     """
@@ -90,14 +97,15 @@ def policy_text(chain: Chain, schedule: Schedule, only: str = "any") -> str:
             reached = evaluate(chain, other)
             if reached.cost == found.cost and reached.peak_bytes <= found.peak_bytes:
                 return name
-    return "segments:" + ",".join(_segments(schedule.units)) + "".join(_choices(chain, schedule.units))
+    called = numbers or {i: i for i in range(len(chain))}
+    return "segments:" + ",".join(_segments(schedule.units, called)) + "".join(_choices(chain, schedule.units))
 
 
-def _segments(units: Sequence[Unit]) -> Iterator[str]:
+def _segments(units: Sequence[Unit], numbers: Numbers) -> Iterator[str]:
     for unit in units:
         if isinstance(unit, Checkpointed):
-            inner = ",".join(_segments(unit.inner))
-            yield f"{unit.first}-{unit.last}" + (f"({inner})" if inner else "")
+            inner = ",".join(_segments(unit.inner, numbers))
+            yield f"{numbers[unit.first]}-{numbers[unit.last]}" + (f"({inner})" if inner else "")
 
 
 def _choices(chain: Chain, units: Sequence[Unit]) -> Iterator[str]:
@@ -173,7 +181,7 @@ def points(found: Frontier) -> tuple[tuple[int, int | float], ...]:
     return tuple((point.peak_bytes, found.chain.in_source_unit(point.cost)) for point in found.points)
 
 
-def shown_points(found: Frontier, most: int = MOST_POINTS) -> tuple[FrontierPoint, ...]:
+def shown_points(found: Frontier, most: int = MOST_POINTS, numbers: Numbers | None = None) -> tuple[FrontierPoint, ...]:
     """A readable number of points with their schedules."""
     listed = found.points
     step = max(1, -(-(len(listed) - 1) // (most - 1)))
@@ -183,7 +191,7 @@ def shown_points(found: Frontier, most: int = MOST_POINTS) -> tuple[FrontierPoin
             peak_bytes=point.peak_bytes,
             recompute_cost=found.chain.in_source_unit(point.cost),
             recompute_flops_fraction=fraction(found.chain, point.cost),
-            policy=policy_text(found.chain, point.schedule(), found.only),
+            policy=policy_text(found.chain, point.schedule(), found.only, numbers),
         )
         for point in chosen
     )

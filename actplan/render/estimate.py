@@ -87,8 +87,7 @@ def _bars(bars: Sequence[Bar]) -> list[Table]:
     for kind, sizes in kinds.items():
         alike.setdefault(tuple(sizes), []).append(kind)
     return [
-        _bar("A layer" if len(alike) == 1 else f"A {' or '.join(named)} layer", sizes)
-        for sizes, named in alike.items()
+        _bar("A layer" if len(alike) == 1 else f"A {' or '.join(named)} layer", sizes) for sizes, named in alike.items()
     ]
 
 
@@ -200,7 +199,6 @@ def _records(report: Report) -> Iterator[dict[str, object]]:
             yield {"row": "estimate", "name": name, **_flat(estimate)}
     for row in report.segmentations if report.segmentations is not UNSET else ():
         yield {"row": "segmentation", "name": row.policy, **_flat(msgspec.to_builtins(row))}
-
 
     if report.budget is not UNSET:
         yield from _budget_records(report.budget)

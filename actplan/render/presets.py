@@ -32,7 +32,5 @@ def blocks(models: Sequence[ModelInfo]) -> list[Block]:
         Column("layers"),
         Column("pattern", right=False, essential=False),
     )
-    rows = tuple(
-        (m.name, m.title, rounded(m.num_parameters), whole(m.num_layers), short_pattern(m)) for m in models
-    )
+    rows = tuple((m.name, m.title, rounded(m.num_parameters), whole(m.num_layers), short_pattern(m)) for m in models)
     return [Table(columns, rows)]

@@ -49,8 +49,7 @@ def table_lines(table: Table) -> list[str]:
 def column_widths(table: Table) -> list[int]:
     """The width of each column's widest cell."""
     return [
-        max([width(column.title), *(width(row[i]) for row in table.rows)])
-        for i, column in enumerate(table.columns)
+        max([width(column.title), *(width(row[i]) for row in table.rows)]) for i, column in enumerate(table.columns)
     ]
 
 
@@ -88,6 +87,4 @@ def width(text: str) -> int:
     """Columns that the text takes on a terminal."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

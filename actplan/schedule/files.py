@@ -56,9 +56,7 @@ def read_chain(path: str | Path, name: str | None = None) -> Chain:
 def parse_chain(text: str, name: str | None = None) -> Chain:
     """The chain in a JSON text."""
     try:
-        data = json.loads(
-            text, parse_float=Decimal, parse_constant=_no_number, object_pairs_hook=_without_duplicates
-        )
+        data = json.loads(text, parse_float=Decimal, parse_constant=_no_number, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno} column {error.colno}"
         raise InputError(f"not JSON: {error.msg}", where=place) from None

@@ -65,9 +65,7 @@ class Nested:
         return Schedule(joined(spread(unit, self.groups) for unit in _top_units(self, room)))
 
 
-def solve_nested(
-    chain: Chain, limit: int, *, work: int = WORK, allowed: Sequence[bool] | None = None
-) -> Nested:
+def solve_nested(chain: Chain, limit: int, *, work: int = WORK, allowed: Sequence[bool] | None = None) -> Nested:
     """Solves `chain` for every number of bytes up to `limit`; only `allowed` stages are run again."""
     may = [stage.checkpointable for stage in chain.stages] if allowed is None else list(allowed)
     merged, groups, keys = _small_enough(chain, may, work)
@@ -81,9 +79,7 @@ def solve_nested(
     return out
 
 
-def _small_enough(
-    chain: Chain, may: list[bool], work: int
-) -> tuple[Chain, list[tuple[int, int]], list[list[int]]]:
+def _small_enough(chain: Chain, may: list[bool], work: int) -> tuple[Chain, list[tuple[int, int]], list[list[int]]]:
     """The chain, its stages merged by twos, threes, … until the work allows a grid that is not too coarse."""
     size = 1
     while True:

@@ -96,18 +96,14 @@ def frontier(chain: Chain, only: str = "any", *, nested: bool = False, in_flight
         return _listed(chain, only, in_flight)
     suffixes = solve(chain, allowed=may_checkpoint(chain, only), single=only == "hf", menus=only != "hf")
     level: Optimality = "proven" if suffixes.exact else "heuristic"
-    points = [
-        Point(peak, cost, level, False, _single(suffixes, peak, cost)) for peak, cost in suffixes.points()
-    ]
+    points = [Point(peak, cost, level, False, _single(suffixes, peak, cost)) for peak, cost in suffixes.points()]
     if nested and only in NESTED:
         points = [*_below(chain, only, points[0].peak_bytes - 1), *points]
     whole = all(point.optimality == "proven" for point in points)
     return Frontier(chain, only, tuple(points), "proven" if whole else "heuristic")
 
 
-def plan(
-    chain: Chain, limit: int, only: str = "any", *, nested: bool | None = None, in_flight: int = 1
-) -> Plan:
+def plan(chain: Chain, limit: int, only: str = "any", *, nested: bool | None = None, in_flight: int = 1) -> Plan:
     """The cheapest schedule whose peak is within `limit` bytes.
 
     Args:

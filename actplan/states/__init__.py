@@ -81,9 +81,7 @@ def _parameters(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Lin
         copies = sum(p.weight * recipe.compute.itemsize for p in held if _is_cast(p, recipe))
         reason = f"autocast's {recipe.compute} copies of fp32 matrices, kept for backward"
         during = frozenset[Phase](("forward_loss", "backward"))
-        lines.append(
-            Line("parameters", "autocast copies", copies, during, reason, "aten/src/ATen/autocast_mode.cpp")
-        )
+        lines.append(Line("parameters", "autocast copies", copies, during, reason, "aten/src/ATen/autocast_mode.cpp"))
     return lines
 
 
@@ -104,9 +102,7 @@ def _frozen(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
     base = recipe.base
     plain = [p for p in frozen if base is None or not is_quantised(p.parameter)]
     size = sum(p.weight * _rest_itemsize(p, base) for p in plain)
-    lines = [
-        Line("parameters", "frozen weights", size, ALWAYS, "weights that are not trained", recipe.source)
-    ]
+    lines = [Line("parameters", "frozen weights", size, ALWAYS, "weights that are not trained", recipe.source)]
     packed = [p for p in frozen if base is not None and is_quantised(p.parameter)]
     if base is not None and packed:
         size = sum(base.packed_bytes(p.weight) for p in packed)
@@ -146,9 +142,7 @@ def _gradients(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line
         phases = phases - {"after_step"}  # DeepSpeed frees its averaged gradients in the step
     pool = isinstance(recipe.sharding, Fsdp)
     extra = 0 if _fully_sharded(recipe) else padding * recipe.gradients.itemsize
-    reason = f"gradients in {recipe.gradients}" + (
-        ", in one buffer throughout the run" if recipe.buffered else ""
-    )
+    reason = f"gradients in {recipe.gradients}" + (", in one buffer throughout the run" if recipe.buffered else "")
     lines = [Line("gradients", "gradients", sum(sizes) + extra, phases, reason, recipe.source, own_pool=pool)]
     if recipe.step_gradients is not None:
         copies = sum(p.stepped for p in held) * recipe.step_gradients.itemsize
@@ -157,12 +151,8 @@ def _gradients(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line
         category: Category = "gradients" if recipe.step_gradients_stay else "workspace"
         lines.append(Line(category, "gradient copies", copies, until, reason, recipe.source))
     if recipe.buffered and not recipe.fused_accumulation:
-        largest = max(
-            (p.parameter.numel * recipe.compute.itemsize for p in held if p.parameter.trainable), default=0
-        )
-        reason = (
-            "a weight gradient on its own, before it is added to the buffer (no gradient accumulation fusion)"
-        )
+        largest = max((p.parameter.numel * recipe.compute.itemsize for p in held if p.parameter.trainable), default=0)
+        reason = "a weight gradient on its own, before it is added to the buffer (no gradient accumulation fusion)"
         lines.append(Line("workspace", "weight gradient", largest, DURING_BACKWARD, reason, recipe.source))
     return lines
 
@@ -185,9 +175,7 @@ def _gradient_itemsize(piece: Piece, recipe: Recipe) -> int:
         return recipe.gradients.itemsize
     if recipe.frozen is not None and isinstance(recipe.sharding, Ddp):
         return piece.stored.itemsize
-    return (
-        max(recipe.gradients.itemsize, FP32.itemsize) if piece.stored == FP32 else recipe.gradients.itemsize
-    )
+    return max(recipe.gradients.itemsize, FP32.itemsize) if piece.stored == FP32 else recipe.gradients.itemsize
 
 
 def _stepped(held: Sequence[Piece], recipe: Recipe) -> list[Stepped]:
@@ -196,9 +184,7 @@ def _stepped(held: Sequence[Piece], recipe: Recipe) -> list[Stepped]:
         if piece.stepped:
             dtype = recipe.master or piece.stored
             gradient = recipe.step_gradients or recipe.gradients
-            tensors.append(
-                Stepped(piece.parameter.name, piece.parameter.shape, piece.stepped, dtype, gradient)
-            )
+            tensors.append(Stepped(piece.parameter.name, piece.parameter.shape, piece.stepped, dtype, gradient))
     return tensors
 
 
@@ -212,9 +198,7 @@ def _optimizer(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
             lines.append(Line("optimizer", "master weights", master, ALWAYS, reason, recipe.source))
         moments = optimizer.state_bytes(tensors)
         reason = f"{optimizer.name}, from the first step on"
-        lines.append(
-            Line("optimizer", "states", moments, ALWAYS, reason, optimizer.source, from_first_step=True)
-        )
+        lines.append(Line("optimizer", "states", moments, ALWAYS, reason, optimizer.source, from_first_step=True))
         step = optimizer.step_bytes(tensors)
         if recipe.optimizer_in_backward:
             step = max((optimizer.step_bytes([t]) for t in tensors), default=0)

@@ -55,9 +55,7 @@ def _full_shard(units: Sequence[Unit], recipe: Recipe, sharding: MegatronDdp, me
 
 def _gathered_bytes(unit: Unit, recipe: Recipe) -> int:
     """One unit's whole weights, as they are used."""
-    return sum(
-        p.numel * min(recipe.compute.itemsize, stored_dtype(p, recipe).itemsize) for p in unit.parameters
-    )
+    return sum(p.numel * min(recipe.compute.itemsize, stored_dtype(p, recipe).itemsize) for p in unit.parameters)
 
 
 def _fsdp(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> list[Line]:
@@ -197,9 +195,7 @@ def _zero3_live(units: Sequence[Unit], recipe: Recipe, sharding: Zero) -> Line:
         f"{sharding.max_live:,} where weights are soon used again. Below {small:,} values weights stay whole"
     )
     source = "deepspeed/runtime/zero/partitioned_param_coordinator.py: fetch_sub_module, release_sub_module"
-    return Line(
-        "communication", "gathered weights", low * width, _GATHERED, reason, source, high=high * width
-    )
+    return Line("communication", "gathered weights", low * width, _GATHERED, reason, source, high=high * width)
 
 
 def pipeline_buffers(boundary_bytes: int, chunks: int, first_stage: bool) -> list[Line]:

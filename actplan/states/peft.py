@@ -40,9 +40,7 @@ def with_lora(units: Sequence[Unit], lora: Lora) -> tuple[Unit, ...]:
     """The same units with everything frozen and adapters beside the targets."""
     if not any(_is_target(p, lora) for unit in units for p in unit.parameters):
         names = sorted({p.name.rsplit(".", 2)[-2] for u in units for p in u.parameters if _is_matrix(p)})
-        raise InputError(
-            "no module has one of these names", where="lora.targets", choices=names, got=lora.targets[0]
-        )
+        raise InputError("no module has one of these names", where="lora.targets", choices=names, got=lora.targets[0])
     return tuple(replace(unit, parameters=_adapted(unit, lora)) for unit in units)
 
 

@@ -58,9 +58,7 @@ class States:
     host_bytes: int = 0
     paged_bytes: int = 0
 
-    def bytes(
-        self, category: Category, phase: Phase, *, first_step: bool = False, moment: Moment | None = None
-    ) -> int:
+    def bytes(self, category: Category, phase: Phase, *, first_step: bool = False, moment: Moment | None = None) -> int:
         """One category in one phase; `first_step`: before the optimizer has ever stepped. Without a moment, the one of
         the phase in which most is alive."""
         lines = self._alive(phase, first_step, moment or self._fullest(phase, first_step))

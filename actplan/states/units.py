@@ -53,9 +53,7 @@ class PipelineSplit:
     loss: bool = False
 
 
-def chunk_layers(
-    num_layers: int, mesh: Mesh, split: PipelineSplit | None = None
-) -> tuple[tuple[int, ...], ...]:
+def chunk_layers(num_layers: int, mesh: Mesh, split: PipelineSplit | None = None) -> tuple[tuple[int, ...], ...]:
     """How many layers each chunk of each stage holds: [stage][chunk]."""
     split = split or PipelineSplit()
     per_stage = _stage_layers(num_layers, mesh.pp, split)
@@ -85,9 +83,7 @@ def _stage_layers(num_layers: int, pp: int, split: PipelineSplit) -> list[int]:
         counted = num_layers + split.embedding + split.loss
         if counted % pp:
             extra = "" if counted == num_layers else f" (counting embedding and loss, {counted})"
-            raise InputError(
-                f"{num_layers} layers{extra} cannot be divided into {pp} pipeline stages", where="--pp"
-            )
+            raise InputError(f"{num_layers} layers{extra} cannot be divided into {pp} pipeline stages", where="--pp")
         return [counted // pp] * pp
     if split.embedding or split.loss:
         raise InputError(

@@ -90,9 +90,7 @@ def row(name: str, chain: Chain, slots: int, grid: bool) -> str:
     point = found.cheapest(limit)
     whole = chain.forward_cost()
     ours = f"{point.cost / whole * 100:6.2f}" if point else "     –"
-    line = (
-        f"{name:10} {len(chain):5} {len(found.points):7} {seconds * 1000:9.1f} {found.optimality:>9} {ours}"
-    )
+    line = f"{name:10} {len(chain):5} {len(found.points):7} {seconds * 1000:9.1f} {found.optimality:>9} {ours}"
     if not grid:
         return line + f" {'–':>9} {'–':>6}"
     cost, took = timed(lambda: Grid(chain, limit, slots).cost())
@@ -105,10 +103,7 @@ def main() -> None:
     parser.add_argument("--grid-up-to", type=int, default=64)
     args = parser.parse_args()
     print(f"grid: {args.slots} slots, one budget; ours: the whole frontier. Times in ms of CPU.")
-    print(
-        f"{'chain':10} {'n':>5} {'points':>7} {'ours ms':>9} {'':>9} {'cost %':>6}"
-        f" {'grid ms':>9} {'cost %':>6}"
-    )
+    print(f"{'chain':10} {'n':>5} {'points':>7} {'ours ms':>9} {'':>9} {'cost %':>6} {'grid ms':>9} {'cost %':>6}")
     for name, make in (("hybrid", hybrid), ("different", different)):
         for count in (16, 32, 64, 128, 256, 512, 1000):
             print(row(name, make(count), args.slots, count <= args.grid_up_to), flush=True)

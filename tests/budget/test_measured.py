@@ -62,9 +62,7 @@ def on_a_t4(record: dict[str, Any]) -> Budget:
         head_dim=dims["head_dim"],
         qkv_bias="Qwen2.5" in record["model"],
     )
-    model = dense(
-        dims["hidden"], dims["layers"], mixer, dims["intermediate"], dims["vocab"], tied=dims["tied"]
-    )
+    model = dense(dims["hidden"], dims["layers"], mixer, dims["intermediate"], dims["vocab"], tied=dims["tied"])
     run = Run(
         sequence_length=record["seq"],
         micro_batch_size=record["micro_batch"],
@@ -83,8 +81,7 @@ def on_a_t4(record: dict[str, Any]) -> Budget:
 
 def errors_on_t4(found: Budget, record: dict[str, Any]) -> list[float]:
     return [
-        phase.total_bytes / MIB / record["measured"][name] - 1
-        for phase, name in zip(found.phases, PHASES, strict=True)
+        phase.total_bytes / MIB / record["measured"][name] - 1 for phase, name in zip(found.phases, PHASES, strict=True)
     ]
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = Path(sys.executable).with_name("actplan")
-CLEAN = {
-    k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "ACTPLAN_DEBUG")
-}
+CLEAN = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "ACTPLAN_DEBUG")}
 
 
 def actplan(

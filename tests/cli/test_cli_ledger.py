@@ -35,10 +35,7 @@ def test_the_peak_is_the_estimates_and_adds_up() -> None:
     autograd = result("estimate", *SMALL)["estimates"]["autograd"]
     highest = max(autograd["peak_forward_bytes"], autograd["peak_backward_bytes"])
     assert abs(peak["bytes"] - highest) <= highest * 0.005
-    assert (
-        abs(sum(row["bytes"] * row["count"] for row in peak["alive"]) - peak["bytes"])
-        <= peak["bytes"] * 0.001
-    )
+    assert abs(sum(row["bytes"] * row["count"] for row in peak["alive"]) - peak["bytes"]) <= peak["bytes"] * 0.001
     assert "ledger" not in found
 
 

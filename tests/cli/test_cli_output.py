@@ -63,9 +63,7 @@ def test_version_and_module() -> None:
     assert (done.returncode, done.stdout) == (0, f"actplan {__version__}\n")
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["estimate"], ["sweep"], ["ledger"], ["presets"], ["presets", "show"]]
-)
+@pytest.mark.parametrize("command", [[], ["estimate"], ["sweep"], ["ledger"], ["presets"], ["presets", "show"]])
 def test_help_is_plain_text_on_stdout(command: list[str]) -> None:
     done = actplan(*command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -85,9 +83,7 @@ def test_the_main_job_needs_no_flag() -> None:
     assert lines[0].startswith("qwen-27b · Qwen3.8-27B · 64 layers")
     assert "26.9 B parameters" in lines[0]
     assert lines[1].startswith("1 × 8,192 tokens · bf16")
-    assert [
-        line for line in lines if line.split()[:1] == ["textbook,"] and "96.00" in line and "19.2" in line
-    ]
+    assert [line for line in lines if line.split()[:1] == ["textbook,"] and "96.00" in line and "19.2" in line]
     assert "…" not in done.stdout
     assert "\x1b" not in done.stdout
 
@@ -117,9 +113,7 @@ def test_get_prints_one_value() -> None:
     )
     assert actplan("estimate", *SMALL, "--get", "segmentations.0.policy").stdout == "none\n"
     layers = actplan("estimate", *SMALL, "--get", "estimates.autograd.layer_saved_bytes").stdout
-    assert (
-        layers == json.dumps(data["estimates"]["autograd"]["layer_saved_bytes"], separators=(",", ":")) + "\n"
-    )
+    assert layers == json.dumps(data["estimates"]["autograd"]["layer_saved_bytes"], separators=(",", ":")) + "\n"
 
 
 def test_an_output_file_is_whole_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -213,6 +207,7 @@ def test_a_preset_that_is_shown_loads_back(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_130_and_silent() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, its children too
     many = ["sweep", "--seq", "1k..64k:+1", "--checkpoint", "sqrt"]
     process = subprocess.Popen(
         [str(COMMAND), *many], env=CLEAN, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

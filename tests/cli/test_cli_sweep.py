@@ -38,9 +38,7 @@ def test_a_row_is_what_estimate_says() -> None:
 
 
 def test_words_and_fields_of_the_model_are_axes_too() -> None:
-    rows = result("sweep", *SMALL, "--seq", "256", "--loss", "naive,fused", "--set", "num_layers=2..8")[
-        "rows"
-    ]
+    rows = result("sweep", *SMALL, "--seq", "256", "--loss", "naive,fused", "--set", "num_layers=2..8")["rows"]
     assert [(row["num_layers"], row["loss"]) for row in rows] == [
         (n, loss) for n in (2, 4, 8) for loss in ("naive", "fused")
     ]

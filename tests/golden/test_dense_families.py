@@ -166,9 +166,7 @@ def test_sdpa_is_given_a_mask_where_a_window_is_no_longer_than_the_sequence() ->
 def test_tables_of_their_own_for_sliding_layers() -> None:
     loaded = load.load_model("gemma-3-27b", preset=True)
     run = walk(loaded, Run(sequence_length=64, attention="flash", loss="none"))
-    owners = {
-        (row.owner, row.stage - 1) for row in run.tape.ledger if (row.owner or "").startswith("shared:rope")
-    }
+    owners = {(row.owner, row.stage - 1) for row in run.tape.ledger if (row.owner or "").startswith("shared:rope")}
     assert owners == {("shared:rope_local", 0), ("shared:rope", 5)}
 
 

@@ -142,9 +142,7 @@ def test_experts_are_divided_and_the_busiest_rank_holds_more_rows() -> None:
     received = 2 * (2048 + 4 * 768)  # the rows themselves, gate and up, silu, product
     assert busy - share == 2 * rows * received
     assert abs(share - whole) < 2 * 128 * 8  # balanced: the same rows, fewer offsets
-    experts = [
-        sum(p.numel for p in run.tape.parameters.values() if "experts" in (p.parameter or "")) for run in runs
-    ]
+    experts = [sum(p.numel for p in run.tape.parameters.values() if "experts" in (p.parameter or "")) for run in runs]
     assert experts[0] == 8 * experts[1]
 
 

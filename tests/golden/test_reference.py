@@ -23,9 +23,7 @@ def report(capfdbinary: pytest.CaptureFixture[bytes], command: str, words: Seque
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=name)
-def test_estimate_is_what_pytorch_keeps(
-    record: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_estimate_is_what_pytorch_keeps(record: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     said = report(capfdbinary, "estimate", arguments(record))
     autograd = said["estimates"]["autograd"]
     assert autograd["saved_bytes"] == record["saved_bytes"]

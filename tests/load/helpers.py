@@ -74,9 +74,7 @@ def _layer(layer: Layer, hidden: int) -> int:
     bias = 2 * mlp.intermediate_size + hidden if mlp.bias else 0
     feed_forward = 3 * hidden * mlp.intermediate_size + bias
     return (
-        2 * hidden
-        + feed_forward
-        + (_attention(mixer, hidden) if isinstance(mixer, Attention) else _net(mixer, hidden))
+        2 * hidden + feed_forward + (_attention(mixer, hidden) if isinstance(mixer, Attention) else _net(mixer, hidden))
     )
 
 

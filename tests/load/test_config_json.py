@@ -85,9 +85,7 @@ def test_qwen_windows(read: Any, model_type: str) -> None:
     model = read({**config, "use_sliding_window": True})
     assert [layer.kind for layer in model.layers] == ["full_attention"] * 3 + ["sliding_attention"]
     assert model.layers[3].mixer.sliding_window == 7
-    assert read(config, "use_sliding_window=true", "max_window_layers=0").layer_kinds() == {
-        "sliding_attention": 4
-    }
+    assert read(config, "use_sliding_window=true", "max_window_layers=0").layer_kinds() == {"sliding_attention": 4}
     types = ["sliding_attention", "full_attention"] * 2
     assert read({**config, "use_sliding_window": True, "layer_types": types}).block() == 2
     assert "use_sliding_window is off" in message(read, {**config, "layer_types": types})
@@ -131,10 +129,7 @@ def test_phi3(read: Any) -> None:
     assert read(of("phi3", sliding_window=9)).layer_kinds() == {"sliding_attention": 4}
     assert read(of("phi3", partial_rotary_factor=0.5)).rope.fraction == 0.5
     assert (
-        read(
-            of("phi3", partial_rotary_factor=0.5, rope_scaling={"partial_rotary_factor": 0.25})
-        ).rope.fraction
-        == 0.25
+        read(of("phi3", partial_rotary_factor=0.5, rope_scaling={"partial_rotary_factor": 0.25})).rope.fraction == 0.25
     )
     assert read(of("phi3", embd_pdrop=0.1)) is not None
     assert read(of("phi3", resid_pdrop=0.1)).residual.dropout == 0.1
@@ -156,9 +151,7 @@ def test_qwen3_5_text(read: Any) -> None:
     assert (model.liger, model.left_out) == (("rms_norm", "swiglu"), ())
     assert read(QWEN3_5, "full_attention_interval=2").block() == 2
     assert (
-        read(
-            {**QWEN3_5, "partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 1.0}}
-        ).rope.fraction
+        read({**QWEN3_5, "partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 1.0}}).rope.fraction
         == 1
     )
     types = ["full_attention"] + ["linear_attention"] * 7
@@ -198,9 +191,7 @@ def test_the_text_model_of_a_vision_model(read: Any) -> None:
 
 def test_pruning_the_hybrid_with_one_flag() -> None:
     path = str(CONFIGS / "qwen3.8-27b.json")
-    model = load.load_model(
-        path, preset=False, overrides=["hidden_size=4096", "layers[3].mlp.intermediate_size=64"]
-    )
+    model = load.load_model(path, preset=False, overrides=["hidden_size=4096", "layers[3].mlp.intermediate_size=64"])
     assert (model.hidden_size, first(model).head_dim, model.layers[3].mlp.intermediate_size) == (
         4096,
         256,
@@ -227,10 +218,7 @@ def test_pruning_the_hybrid_with_one_flag() -> None:
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act: 'gelu'"),
         ({**LLAMA, "hidden_act": ["silu"]}, "hidden_act"),
         ({**LLAMA, "attention_bias": 1}, "attention_bias"),
-        *(
-            ({**LLAMA, "attention_dropout": v}, "attention_dropout")
-            for v in (2, -0.1, 10**400, float("nan"), True)
-        ),
+        *(({**LLAMA, "attention_dropout": v}, "attention_dropout") for v in (2, -0.1, 10**400, float("nan"), True)),
         ({**LLAMA, "num_key_value_heads": 3}, "do not divide"),
         (of("qwen2"), "num_key_value_heads: absent, and Transformers' default of 32"),
         ({**LLAMA, "head_dim": 0}, "head_dim"),
@@ -250,9 +238,7 @@ def test_settings_that_change_nothing_are_refused(read: Any) -> None:
     assert "did you mean 'hidden_size'" in message(read, config, "hiddensize=3")
     assert "unknown field" in message(read, config, "full_attention_interval=3")
     assert read(config, "partial_rotary_factor=0.5", "title=T").title == "T"
-    assert read({**config, "quantization_config": {"bits": 4}, "rope_scaling": {"type": "linear"}}) == read(
-        config
-    )
+    assert read({**config, "quantization_config": {"bits": 4}, "rope_scaling": {"type": "linear"}}) == read(config)
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,7 @@ def test_kinds_and_overrides_are_laid_over_the_sections() -> None:
 def test_equal_layers_have_equal_labels() -> None:
     same = resolved(overrides={1: {"attention": {"head_dim": 16}}, 3: {"mlp": {"bias": False}}})
     assert same.layers == resolved().layers
-    twins = resolved(
-        layers="a, b", kinds={"a": {"mixer": "full_attention"}, "b": {"mixer": "full_attention"}}
-    )
+    twins = resolved(layers="a, b", kinds={"a": {"mixer": "full_attention"}, "b": {"mixer": "full_attention"}})
     assert twins.layer_kinds() == {"a": 2}
     alike = resolved(overrides={1: {"norm": "layer"}, 3: {"norm": "layer"}})
     assert alike.layer_kinds() == {"gated_deltanet": 2, "full_attention*": 2}
@@ -105,10 +103,7 @@ def test_windows() -> None:
         ({"mlp": {}}, "mlp.intermediate_size: missing"),
         ({"mlp": 3}, "mlp: 3 is not a mapping"),
         ({"attention": None}, "attention.num_attention_heads: missing"),
-        *(
-            ({"hidden_size": v}, "hidden_size: ")
-            for v in (0, -1, 1.0, True, "64", 2**40 + 1, 10**30, [1], {})
-        ),
+        *(({"hidden_size": v}, "hidden_size: ") for v in (0, -1, 1.0, True, "64", 2**40 + 1, 10**30, [1], {})),
         ({"hidden_size": 10**5000}, "too large"),
         ({"tie_word_embeddings": "no"}, "true or false"),
         ({"tie_word_embeddings": 1}, "true or false"),
@@ -151,10 +146,7 @@ def test_windows() -> None:
             {"overrides": {1: {"attention": {"num_key_value_heads": 3}}}},
             "layers[1].attention.num_key_value_heads",
         ),
-        *(
-            ({"overrides": {k: {}}}, "overrides: ")
-            for k in (4, "-1", "3..1", "2..4", "a", "1..", "9" * 40, "")
-        ),
+        *(({"overrides": {k: {}}}, "overrides: ") for k in (4, "-1", "3..1", "2..4", "a", "1..", "9" * 40, "")),
         ({"overrides": [1]}, "overrides: "),
         ({"overrides": {1: 3}}, "layers[1]: 3 is not a mapping"),
         ({"kinds": {"full_attention": {}}}, "full_attention is built in"),
@@ -176,9 +168,7 @@ def test_a_million_overridden_layers_are_refused() -> None:
 def test_the_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "qwen.yaml"
     path.write_text("hidden_size: 0\nvocab_size: 1\nlayers: full_attention\n")
-    assert message(load.load_model, str(path), preset=False).startswith(
-        f"{path}: hidden_size: 0 is not positive"
-    )
+    assert message(load.load_model, str(path), preset=False).startswith(f"{path}: hidden_size: 0 is not positive")
     for text, said in (
         ("- a", "not a specification"),
         ("a: 1\na: 2", "line 2: duplicate key"),
@@ -219,9 +209,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         "value_head_dim": draw(counts),
     }
     kinds = draw(
-        st.dictionaries(
-            names, st.sampled_from(["full_attention", "sliding_attention", "gated_deltanet"]), max_size=3
-        )
+        st.dictionaries(names, st.sampled_from(["full_attention", "sliding_attention", "gated_deltanet"]), max_size=3)
     )
     built_in = ["full_attention", "sliding_attention", "gated_deltanet"]
     layers = draw(st.lists(st.sampled_from([*built_in, *kinds]), min_size=1, max_size=12))

@@ -106,8 +106,6 @@ def test_documents_with_wrong_values(wrong: dict[str, Any]) -> None:
 )
 def test_settings(path: str, value: str) -> None:
     try:
-        load.resolve(
-            load.apply_overrides(document(), [f"{path}={value}", "num_layers=3", "layers[0].mlp.bias=true"])
-        )
+        load.resolve(load.apply_overrides(document(), [f"{path}={value}", "num_layers=3", "layers[0].mlp.bias=true"]))
     except ActplanError as error:
         str(error).encode("utf-8")

@@ -36,9 +36,7 @@ def test_fields_and_flat_names() -> None:
 
 
 def test_layers_of_their_own() -> None:
-    model = after(
-        "layers[1].mlp.intermediate_size=64", "layers[2..3].norm=layer", "layers[0].intermediate_size=32"
-    )
+    model = after("layers[1].mlp.intermediate_size=64", "layers[2..3].norm=layer", "layers[0].intermediate_size=32")
     assert [layer.mlp.intermediate_size for layer in model.layers] == [32, 64, 96, 96]
     assert [layer.norm for layer in model.layers] == ["rms", "rms", "layer", "layer"]
 
@@ -99,10 +97,7 @@ def test_head_dim_is_not_derived_again() -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        *(
-            (s, "path=value")
-            for s in ("", "=", "=3", "hidden_size", "hidden_size=", "hidden_size= ", "x" * 100_000)
-        ),
+        *((s, "path=value") for s in ("", "=", "=3", "hidden_size", "hidden_size=", "hidden_size= ", "x" * 100_000)),
         ("hiden_size=3", "did you mean 'hidden_size'"),
         ("mlp.intermediate=3", "did you mean 'mlp.intermediate_size'"),
         ("num_heads=3", "unknown field"),

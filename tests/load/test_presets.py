@@ -38,9 +38,7 @@ def test_all_presets_are_listed() -> None:
 def test_the_preset_is_the_model_of_its_configuration(name: str) -> None:
     preset = load.load_model(name, preset=True)
     config = load.load_model(config_of(name), preset=False)
-    assert preset == msgspec.structs.replace(
-        config, name=preset.name, title=preset.title, source=preset.source
-    )
+    assert preset == msgspec.structs.replace(config, name=preset.name, title=preset.title, source=preset.source)
     assert (preset.name, preset.source) == (name, f"preset:{name}")
 
 

@@ -70,9 +70,7 @@ def random_config(chance: random.Random, model_type: str) -> dict[str, Any]:
         "pad_token_id": 0,
     }
     own = OWN_NAMES.get(model_type, {})
-    switches = {
-        key: chance.choice(among) for key, among in FAMILIES[model_type].items() if chance.random() < 0.5
-    }
+    switches = {key: chance.choice(among) for key, among in FAMILIES[model_type].items() if chance.random() < 0.5}
     return {**{own.get(key, key): value for key, value in sizes.items()}, **switches}
 
 
@@ -104,9 +102,7 @@ def compare_layers(ours: Model, theirs: Any) -> None:
     found = dict(theirs.named_modules())
     modules = next(found[path] for path in LAYERS if path in found)
     for spec, layer in zip(ours.layers, modules, strict=True):
-        attention = next(
-            module for name, module in layer.named_children() if "attn" in name or "attention" in name
-        )
+        attention = next(module for name, module in layer.named_children() if "attn" in name or "attention" in name)
         assert isinstance(spec.mixer, Attention)
         if hasattr(attention, "sliding_window"):
             assert spec.mixer.sliding_window == attention.sliding_window

@@ -35,7 +35,10 @@ def attentions(draw: st.DrawFn) -> Attention:
 def deltanets(draw: st.DrawFn) -> GatedDeltaNet:
     keys, groups = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     return GatedDeltaNet(
-        num_key_heads=keys, num_value_heads=keys * groups, key_head_dim=32, value_head_dim=draw(st.sampled_from([32, 64]))
+        num_key_heads=keys,
+        num_value_heads=keys * groups,
+        key_head_dim=32,
+        value_head_dim=draw(st.sampled_from([32, 64])),
     )
 
 
@@ -81,7 +84,8 @@ POLICIES = st.one_of(
 @given(models(), runs(), POLICIES)
 @SLOW
 def test_the_chain_is_the_walk(model: Model, run: Run, policy: Policy) -> None:
-    assume(run.tokens >= 64)  # below, weight gradients in flight outweigh all activations
+    # at fewer tokens, weight gradients in flight outweigh all activations
+    run = msgspec.structs.replace(run, sequence_length=run.sequence_length + 1000)
     ours = segmented(model, run, policy)
     real = walk(model, run, ours.segments)
     assert ours.saved_bytes == real.saved_bytes
@@ -118,7 +122,7 @@ def test_checkpointing_keeps_no_more(model: Model, run: Run, policy: Policy) -> 
 def test_parts_add_up(model: Model, run: Run, policy: Policy) -> None:
     said = estimate.estimate(model, msgspec.structs.replace(run, checkpoint=policy))
     autograd = said.estimates.autograd
-    outside = sum(msgspec.structs.astuple(autograd.outside_layers))
+    outside = sum(size for size in msgspec.structs.astuple(autograd.outside_layers) if size is not msgspec.UNSET)
     assert autograd.saved_bytes == sum(autograd.layer_saved_bytes) + outside
     rows = estimate.ledger(model, msgspec.structs.replace(run, checkpoint=policy))
     assert autograd.saved_bytes == sum(row.bytes * row.count for row in rows)

@@ -58,9 +58,7 @@ runs = st.builds(
 estimates = st.builds(
     r.Estimates,
     residual=st.builds(r.Residual, saved_bytes=sizes),
-    textbook=st.builds(
-        r.Textbook, saved_bytes=sizes, bytes_per_token_per_layer=sizes, ratio_to_residual=ratios
-    ),
+    textbook=st.builds(r.Textbook, saved_bytes=sizes, bytes_per_token_per_layer=sizes, ratio_to_residual=ratios),
     autograd=st.builds(
         r.Autograd,
         saved_bytes=sizes,

@@ -41,9 +41,7 @@ def test_every_view_can_be_written_as_everything(report: Report, bars: Any, rows
 @few
 @given(samples.reports)
 def test_what_the_table_says_is_the_reports_number_in_gib(report: Report) -> None:
-    (table,) = [
-        b for b in estimate.blocks(report) if isinstance(b, Table) and b.columns[1].title == "segments"
-    ]
+    (table,) = [b for b in estimate.blocks(report) if isinstance(b, Table) and b.columns[1].title == "segments"]
     assert isinstance(report.segmentations, tuple)
     for cells, row in zip(table.rows, report.segmentations, strict=True):
         titled = {c.full_title: cell for c, cell in zip(table.columns, cells, strict=True)}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
 from functools import cache
 from itertools import product
 from random import Random
 
+from msgspec.structs import replace
 from schedule_simulator import simulate
 
 from actplan.chain import Chain, Checkpointed, Choice, Option, Schedule, Stage, Stored
@@ -141,9 +141,7 @@ def plain_frontier(chain: Chain):
                 0,
             )
         ]
-        ways += [
-            (c.kept, max(c.need, c.backward + later[i] if c.backward else 0), c.cost) for c in stage.menu
-        ]
+        ways += [(c.kept, max(c.need, c.backward + later[i] if c.backward else 0), c.cost) for c in stage.menu]
         found = [(max(need, kept + r), cost + c) for kept, need, cost in ways for r, c in tails[i + 1]]
         for j in range(i, n):
             after_it = replace(chain.stages[j], g=later[j + 1])

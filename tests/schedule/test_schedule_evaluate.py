@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 from schedule_bruteforce import nested, random_chain, single_level
 from schedule_simulator import Simulator, simulate
 

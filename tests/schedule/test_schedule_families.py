@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 from schedule_bruteforce import random_chain
 from schedule_simulator import simulate
 

@@ -72,9 +72,7 @@ def test_framework_ranges() -> None:
         assert 0 < low <= high < 4 * GIB
         assert all(r.reason and r.source for r in framework_ranges(gpu, groups=3))
     assert framework_bytes(h100, groups=4)[1] - framework_bytes(h100)[1] == 4 * 688 * MIB
-    contexts = [
-        r["measured"]["cuda_context_mib"] for r in MEASURED if "cuda_context_mib" in r.get("measured", {})
-    ]
+    contexts = [r["measured"]["cuda_context_mib"] for r in MEASURED if "cuda_context_mib" in r.get("measured", {})]
     context = next(r for r in framework_ranges(t4) if r.name == "context")
     assert all(context.low <= c * MIB <= context.high for c in contexts)
 

@@ -173,9 +173,7 @@ def test_qlora_quantises_matrices_only() -> None:
     matrices = 8 * (4 * 256 * 256 + 2 * 1024 * 256)
     assert by_name["nf4-double base"] == matrices // 2
     assert by_name["frozen weights"] == 2 * (2 * 1000 * 256 + 9 * 256)
-    assert by_name["nf4-double scales"] == 8 * (
-        4 * NF4_DOUBLE.scale_bytes(65536) + 2 * NF4_DOUBLE.scale_bytes(262144)
-    )
+    assert by_name["nf4-double scales"] == 8 * (4 * NF4_DOUBLE.scale_bytes(65536) + 2 * NF4_DOUBLE.scale_bytes(262144))
 
 
 def test_pipeline_receive_buffers() -> None:
@@ -243,9 +241,7 @@ def test_interleaved_chunks_alternate() -> None:
         ),
     ],
 )
-def test_sizes_that_do_not_divide(
-    recipe: Recipe, mesh: Mesh, split: PipelineSplit | None, message: str
-) -> None:
+def test_sizes_that_do_not_divide(recipe: Recipe, mesh: Mesh, split: PipelineSplit | None, message: str) -> None:
     with pytest.raises(InputError) as caught:
         states(model(), recipe, mesh, split=split)
     assert message in str(caught.value)

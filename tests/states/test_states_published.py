@@ -18,9 +18,7 @@ from actplan.states import Unit, states, units_of
 from actplan.states.deepspeed import zero2_device_bytes, zero2_host_bytes, zero3_device_bytes
 from actplan.units import BF16, GIB, MIB
 
-MEASURED = {
-    r["id"]: r for r in json.loads((Path(__file__).parent.parent / "reference" / "measured.json").read_text())
-}
+MEASURED = {r["id"]: r for r in json.loads((Path(__file__).parent.parent / "reference" / "measured.json").read_text())}
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +71,14 @@ def test_deepspeed_estimators() -> None:
     assert f"{zero2_host_bytes(2_851_000_000, 8) / GIB:.2f}" == "127.45"
     assert f"{zero3_device_bytes(2_851_000_000, 32_000_000, 8) / GIB:.2f}" == "6.09"
     assert f"{zero3_device_bytes(2_851_000_000, 32_000_000, 8, offload_optimizer=True) / GIB:.2f}" == "0.78"
-    offloaded = zero3_device_bytes(
-        2_851_000_000, 32_000_000, 8, offload_optimizer=True, offload_parameters=True
-    )
+    offloaded = zero3_device_bytes(2_851_000_000, 32_000_000, 8, offload_optimizer=True, offload_parameters=True)
     assert f"{offloaded / GIB:.2f}" == "0.12"
 
 
 def test_deepspeed_t5_large() -> None:
     """The same page: 737.67 M parameters, largest layer 32.90 M, 4 GPUs."""
     assert zero3_device_bytes(737_670_000, 32_900_000, 4) >> 20 == pytest.approx(3291, abs=1)
-    assert zero3_device_bytes(737_670_000, 32_900_000, 4, offload_optimizer=True) >> 20 == pytest.approx(
-        477, abs=1
-    )
+    assert zero3_device_bytes(737_670_000, 32_900_000, 4, offload_optimizer=True) >> 20 == pytest.approx(477, abs=1)
 
 
 def test_zero3_at_the_step_is_deepspeeds_18_bytes() -> None:
@@ -98,9 +92,7 @@ def test_zero3_at_the_step_is_deepspeeds_18_bytes() -> None:
 def test_fsdp_reshard_never_against_always(llama: tuple[Unit, ...]) -> None:
     """torchtitan commit 5940ddeb5: 62.18 against 49.41 GiB (and 49.58 with the last layer kept, its
     default)."""
-    measured = (
-        MEASURED["titan-5940ddeb5-never"]["measured_gib"] - MEASURED["titan-5940ddeb5-always"]["measured_gib"]
-    )
+    measured = MEASURED["titan-5940ddeb5-never"]["measured_gib"] - MEASURED["titan-5940ddeb5-always"]["measured_gib"]
     found = {
         reshard: states(llama, replace(load_recipe("fsdp"), sharding=Fsdp(reshard=reshard)), Mesh(dp=8))
         for reshard in ("always", "default", "never")
@@ -137,9 +129,7 @@ def test_fsdp_on_8_against_128(llama: tuple[Unit, ...]) -> None:
 
 def test_nf4_tables_of_a_t4_run() -> None:
     """weight_breakdown of Qwen2.5-1.5B in NF4: 196 matrices, packed and scales to the byte."""
-    record = next(
-        r for r in MEASURED.values() if r["id"].startswith("t4-2026-09-15-eager-nf4") and "Qwen" in r["id"]
-    )
+    record = next(r for r in MEASURED.values() if r["id"].startswith("t4-2026-09-15-eager-nf4") and "Qwen" in r["id"])
     breakdown = record["measured"]["weight_breakdown"]
     shapes = 28 * [(1536, 1536), (256, 1536), (256, 1536), (1536, 1536), *[(8960, 1536)] * 3]
     counts = [a * b for a, b in shapes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actplan import ledgerfile
+from actplan.cli.main import run
 from actplan.errors import InputError
 from actplan.ledgerfile import Check, Ledger, Point, Row, Span, Stage, load_ledger, parse, write_ledger
 from actplan.trace.polynomial import fit_size, fit_sum, multiply, text, value
@@ -177,3 +179,74 @@ def test_dimensions(made: str) -> None:
 
 def test_products_of_dimensions() -> None:
     assert multiply([{("B",): 1}, {("T",): 1, (): 3}, {(): 64}], 2) == {("B", "T"): 128, ("B",): 384}
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> str:
+    path = tmp_path / "toy.yaml"
+    write_ledger(_ledger(), path)
+    return str(path)
+
+
+def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    capfd.readouterr()
+    code = run(list(arguments))
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def test_sweep_says_what_estimate_says(toy: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(
+        capfd, "sweep", "--ledger", toy, "--seq", "64..256", "--checkpoint", "none,layer", "--format", "json"
+    )
+    rows = json.loads(out)["rows"]
+    assert (code, len(rows)) == (0, 6)
+    for row in rows:
+        one = ["--seq", str(row["sequence_length"]), "--checkpoint", row["checkpoint"], "--format", "json"]
+        _, out, _ = said(capfd, "estimate", "--ledger", toy, *one)
+        estimates = json.loads(out)["estimates"]
+        assert row["autograd_bytes"] == estimates["autograd"]["saved_bytes"]
+        assert row["peak_bytes"] == json.loads(out)["peak"]["bytes"]
+        assert row["residual_bytes"] == estimates["residual"]["saved_bytes"]
+        assert row["checkpointed_policy"] == estimates["checkpointed"]["policy"]
+        assert row["checkpointed_autograd_bytes"] == estimates["checkpointed"]["autograd"]["peak_bytes"]
+
+
+def test_a_plan_is_the_estimate_of_its_policy(toy: str, capfd: pytest.CaptureFixture[str]) -> None:
+    at = ["--ledger", toy, "--seq", "4096", "--format", "json"]
+    peaks = {}
+    for policy in ("none", "layer"):
+        _, out, _ = said(capfd, "estimate", *at, "--checkpoint", policy)
+        peaks[policy] = json.loads(out)["peak"]["bytes"]
+    assert peaks["layer"] < peaks["none"]
+    for limit in (peaks["layer"], (peaks["layer"] + peaks["none"]) // 2, peaks["none"]):
+        code, out, _ = said(capfd, "plan", *at, "--limit", str(limit))
+        plan = json.loads(out)["plan"]
+        assert (code, plan["feasible"]) == (0, True)
+        assert plan["peak_bytes"] <= limit
+        _, out, _ = said(capfd, "estimate", *at, "--checkpoint", plan["policy"])
+        assert json.loads(out)["peak"]["bytes"] == plan["peak_bytes"]
+    code, out, _ = said(capfd, "plan", *at, "--limit", "1KiB")
+    assert (code, json.loads(out)["plan"]["feasible"]) == (1, False)
+    code, out, _ = said(capfd, "plan", *at, "--frontier")
+    assert code == 0
+    assert json.loads(out)["frontier"][-1] == [peaks["none"], 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["estimate", "--tp", "2"], "--tp"),
+        (["sweep", "--dtype", "fp32,bf16"], "--dtype"),
+        (["sweep", "--gpu", "h100-80gb"], "--ledger"),
+        (["plan", "--limit", "1GiB", "--max", "seq"], "--ledger"),
+        (["plan", "--limit", "1GiB", "--lora-rank", "8"], "--lora-rank"),
+        (["ledger", "--loss", "fused"], "--loss"),
+    ],
+)
+def test_what_a_ledger_cannot_follow(
+    toy: str, arguments: list[str], where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = said(capfd, *arguments, "--ledger", toy)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"error: {where}: " in err
