@@ -50,9 +50,7 @@ def torch_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta:
     if key_heads != heads:
         query = repeat_interleave(query, heads // key_heads, 2)
         key = repeat_interleave(key, heads // key_heads, 2)
-    query, key, value, beta, decay = (
-        to(transpose(x, 1, 2), FP32, contiguous=True) for x in (query, key, value, beta, g)
-    )
+    query, key, value, beta, decay = (to(contiguous(transpose(x, 1, 2)), FP32) for x in (query, key, value, beta, g))
     query = _l2norm(query)
     key = _l2norm(key)
     query = mul_scalar(query)
@@ -99,7 +97,7 @@ def torch_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta:
     output = reshape(output, batch, heads, -1, value_dim)
     output = narrow(output, 2, 0, length)
     output = transpose(output, 1, 2)
-    return to(output, dtype, contiguous=True) if dtype is not FP32 else output
+    return to(contiguous(output), dtype)
 
 
 def _steps(chunks: int) -> list[tuple[int, int]]:

@@ -19,13 +19,13 @@ def _to_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
     return (raw_cast(grads[0], node.extra),)
 
 
-def to(x: Tensor, dtype: DType, *, contiguous: bool = False) -> Tensor:
+def to(x: Tensor, dtype: DType) -> Tensor:
     """`x.to(dtype)`: `x` itself where the type is the same, else a copy (in x's order in memory)."""
     if x.dtype is dtype:
         return x
     node = x.tape.node("ToCopyBackward0", _to_backward, (x,))
     strides = None
-    if not (contiguous or x.is_contiguous):
+    if not x.is_contiguous:
         strides = preserved_strides(x.shape, ((x.shape, x.strides),))
     out = x.tape.empty(x.shape, dtype, "_to_copy", strides)
     if node is not None:

@@ -63,6 +63,18 @@ def test_analytic_is_traced(family: str, capfd: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(("dtype", "tokens"), [("fp32", "1"), ("bf16", "1"), ("fp32", "65")])
+def test_kernels_in_python_at_odd_lengths(dtype: str, tokens: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """One token, where dimensions of one make views of what is a copy elsewhere, and one more than a chunk."""
+    words = ["--seq", tokens, "--batch", "2", "--dtype", dtype, "--attention", "eager", "--linear-attention", "torch"]
+    model = ["--model", str(CONFIGS / "qwen3.8-27b.json"), "--set", "num_layers=4"]
+    code, found = said(capfd, "trace", "--compare", *model, *words)
+    assert found["differences"] == []
+    assert found["peak_differences"] == []
+    assert code == 0
+
+
+@pytest.mark.torch
 def test_a_comparison_can_fail(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With one analytic tensor left out, it is named, and the exit code says so."""
     from actplan.cli import comparison
