@@ -45,6 +45,7 @@ class RunInfo(Part, frozen=True):
     quantised: str | UnsetType = UNSET
     fake_quantised: str | UnsetType = UNSET
     mtp: bool | UnsetType = UNSET
+    expert_imbalance: float | UnsetType = UNSET
 
 
 class Residual(Part, frozen=True):

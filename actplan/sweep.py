@@ -21,7 +21,9 @@ from .spec import Model, Run
 
 MAX_POINTS = 100_000
 _ALWAYS = ("sequence_length", "micro_batch_size")
-DIVIDING = frozenset({f"--{degree}" for degree in Mesh.__struct_fields__} | {"recipe", "--dtype", "--precision"})
+DIVIDING = frozenset(
+    {f"--{degree}" for degree in Mesh.__struct_fields__} | {"recipe", "--dtype", "--precision", "--expert-imbalance"}
+)
 """Where the errors of a single point come from: sizes that do not divide, types that a recipe does not take."""
 More = Callable[[Run, Mapping[str, Any]], "tuple[Run, Callable[[], dict[str, object]]]"]
 """From a run and a point's values, those of no field of `Run` among them: the run meant, and what else its row has."""
@@ -98,4 +100,4 @@ def document(found: Iterable[Mapping[str, object]]) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    return value if isinstance(value, bool | int | str) else str(value)
+    return value if isinstance(value, bool | int | float | str) else str(value)

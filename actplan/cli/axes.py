@@ -63,6 +63,16 @@ def _words(kind: object) -> Parse:
     return parse
 
 
+def _factors(text: str, flag: str) -> tuple[object, ...]:
+    return _distinct(_factor(part.strip(), flag) for part in text.split(","))
+
+
+def _factor(text: str, flag: str) -> float:
+    if len(text) > MAX_DIGITS or not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) < 1:
+        raise InputError(f"{text[:64]!r} is no factor", where=flag, allowed="a number from 1 such as 1.5")
+    return float(text)
+
+
 def _distinct(values: object) -> tuple[object, ...]:
     return tuple(dict.fromkeys(values))  # type: ignore[call-overload]
 
@@ -96,6 +106,7 @@ RUN_AXES = (
     RunAxis("--loss", "loss", _words(Loss)),
     RunAxis("--device", "device", _words(Device)),
     *(RunAxis(f"--{name}", f"mesh.{name}", numbers) for name in ("dp", "tp", "cp", "pp", "vpp", "ep", "etp")),
+    RunAxis("--expert-imbalance", "expert_imbalance", _factors),
     RunAxis("--checkpoint-dtype", "checkpoint_dtype", _dtypes),
     RunAxis("--checkpoint", "checkpoint", _policies),
 )

@@ -114,6 +114,8 @@ def _trained_how(run: Run) -> dict[str, Any]:
         said["fake_quantised"] = "weights and inputs" if run.fake_quantised.activations else "weights"
     if run.mtp:
         said["mtp"] = True
+    if run.expert_imbalance != 1:
+        said["expert_imbalance"] = run.expert_imbalance
     return said
 
 

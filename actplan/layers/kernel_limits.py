@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..errors import InputError
-from ..spec import Attention, LatentAttention, Model, Run
+from ..spec import Attention, LatentAttention, Model, Moe, Run
 from ..units import FP32
 
 WHERE = "--attention"
@@ -85,3 +85,18 @@ def _flex(model: Model, run: Run) -> None:
 
 
 _REFUSALS: dict[str, Callable[[Model, Run], None]] = {"cudnn": _cudnn, "efficient": _efficient, "flex": _flex}
+
+
+def check_imbalance(model: Model, run: Run) -> None:
+    """Errors where an uneven load of experts has no meaning."""
+    if run.expert_imbalance == 1.0:
+        return
+    flag = "--expert-imbalance"
+    if not any(isinstance(layer.mlp, Moe) for layer in model.layers):
+        raise InputError(f"{model.name} has no experts", where=flag, allowed="1")
+    if run.expert_imbalance > run.mesh.ep:
+        raise InputError(
+            f"no rank gets {run.expert_imbalance:g} times the mean of {run.mesh.ep} rank(s)",
+            where=flag,
+            allowed=f"1 to {run.mesh.ep} with --ep {run.mesh.ep}",
+        )

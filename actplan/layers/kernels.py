@@ -14,7 +14,7 @@ from ..ops import attention as attn
 from ..ops import norm, rope
 from ..spec import Attention, GatedDeltaNet, LatentAttention, LigerModule, Mamba2, Model, Moe, NormType, Run
 from . import mlp
-from .kernel_limits import check_attention
+from .kernel_limits import check_attention, check_imbalance
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ _HF = Kernels(
 def kernels(model: Model, run: Run) -> Kernels:
     """The kernels of a run. What only some models have is imported for them alone."""
     check_attention(model, run)
+    check_imbalance(model, run)
     chosen = replace(_HF, attention=_attention(run), **_rotations(model), **_of_parts(model, run))
     if any(kind == "layer_fp32" for kind in (model.norm, *(layer.norm for layer in model.layers))):
         from ..ops.layer_norm import layer_norm_fp32

@@ -39,6 +39,7 @@ def run_line(run: RunInfo) -> str:
         f"{run.kernels} modules, {run.attention}, {run.linear_attention}",
         f"{run.loss} loss" if run.loss != "none" else "no loss",
         *([] if run.mtp is UNSET else ["multi-token prediction"]),
+        *([] if run.expert_imbalance is UNSET else [f"busiest experts × {run.expert_imbalance:g}"]),
     ]
     if run.checkpoint != "none":
         kept = f", boundaries in {run.checkpoint_dtype}" if run.checkpoint_dtype != run.dtype else ""

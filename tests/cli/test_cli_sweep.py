@@ -184,3 +184,18 @@ def test_which_part() -> None:
         assert said in refused("sweep", *SMALL, "--shard", text)
     assert "--array=1-8" in refused("sweep", *SMALL, "--shard", "0/8")
     assert "one of them" in refused("sweep", "--merge", "--shard", "1/2", "x")
+
+
+def test_uneven_routing_is_an_axis() -> None:
+    """The busiest rank holds more with every step; what no rank can get is a reason."""
+    moe = ("sweep", "--preset", "mixtral-8x7b", "--set", "num_layers=2", "--seq", "512", "--ep", "4", "--dp", "4")
+    rows = result(*moe, "--expert-imbalance", "1,2.5,4,5")["rows"]
+    assert [row["expert_imbalance"] for row in rows] == [1.0, 2.5, 4.0, 5.0]
+    sizes = [row["autograd_bytes"] for row in rows[:3]]
+    assert sizes == sorted(set(sizes))
+    assert "--expert-imbalance" in rows[3]["reason"]
+    for wrong in ("0.5", "nan", "-1", "x", ""):
+        assert actplan(*moe, "--expert-imbalance", wrong).returncode == 2
+    dense = actplan("estimate", *SMALL, "--expert-imbalance", "2")
+    assert (dense.returncode, dense.stdout) == (2, "")
+    assert "has no experts" in dense.stderr
