@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from ..errors import InputError
 from .budgeting import settled, with_budget
 from .grouping import grouped
 from .options import BudgetOptions, ModelOptions, RunOptions
@@ -30,8 +29,7 @@ def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output:
     if traced is not None:
         from .trace import show
 
-        if budget.wanted or budget.tokens is not None:
-            raise InputError("a ledger holds no parameters by name", where="--ledger", allowed="without a budget")
+        budget.check_traced()
         return show(traced, run.traced_run(), model.reference, output)
     from .. import estimate
 

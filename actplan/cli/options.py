@@ -290,6 +290,11 @@ class BudgetOptions:
         "0.4"
     )
 
+    def check_traced(self) -> None:
+        """Errors if anything is asked for that needs parameters by name."""
+        if self != BudgetOptions():
+            raise InputError("a ledger holds no parameters by name", where="--ledger", allowed="without a budget")
+
     @property
     def wanted(self) -> bool:
         """Whether a budget is asked for at all."""

@@ -87,8 +87,7 @@ class _Sweep:
         self.ledger = model.traced()
         if self.ledger is not None:
             run.check_traced()
-            if budget != BudgetOptions():
-                raise InputError("a ledger holds no parameters by name", where="--ledger", allowed="without a budget")
+            budget.check_traced()
         parsed = run.axes()
         self.single = {axis.field: values[0] for axis, values in parsed.items() if len(values) == 1}
         listed = {name: _listed(getattr(budget, name), name) for name in LISTS}

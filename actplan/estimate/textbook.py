@@ -31,7 +31,7 @@ def attention_widths(hidden: int, spec: Attention) -> list[Width]:
     kv = spec.num_key_value_heads * spec.head_dim
     return [
         Width("residual", hidden),
-        Width("attention input, normed", hidden),
+        Width("normed attention input", hidden),
         query,
         Width("key", kv),
         Width("value", kv),
@@ -45,7 +45,7 @@ def latent_attention_widths(hidden: int, spec: LatentAttention) -> list[Width]:
     heads, head_dim = spec.num_attention_heads, spec.qk_nope_head_dim + spec.qk_rope_head_dim
     return [
         Width("residual", hidden),
-        Width("attention input, normed", hidden),
+        Width("normed attention input", hidden),
         Width("latents", (spec.q_lora_rank or 0) + spec.kv_lora_rank + spec.qk_rope_head_dim),
         Width("query", heads * head_dim),
         Width("key", heads * head_dim),
@@ -61,7 +61,7 @@ def mamba_widths(hidden: int, spec: Mamba2) -> list[Width]:
     channels = inner + 2 * spec.n_groups * spec.state_size
     return [
         Width("residual", hidden),
-        Width("mixer input, normed", hidden),
+        Width("normed mixer input", hidden),
         Width("input projection", inner + channels + spec.num_heads),
         Width("convolution", channels),
         Width("scan", inner),
@@ -75,7 +75,7 @@ def moe_widths(hidden: int, spec: Moe) -> list[Width]:
     chosen, inner = spec.num_experts_per_tok, spec.num_experts_per_tok * spec.moe_intermediate_size
     shared = spec.shared_expert_intermediate_size
     return [
-        Width("feed-forward input, normed", hidden),
+        Width("normed feed-forward input", hidden),
         Width("router logits", spec.num_experts),
         Width("gate", inner),
         Width("up", inner),
@@ -97,7 +97,7 @@ def mlp_widths(hidden: int, spec: Mlp) -> list[Width]:
     """The feed-forward half of a layer: three wide tensors, or two where it has no gate."""
     wide = ("gate", "up", "product") if spec.gated else ("up", "activated")
     return [
-        Width("feed-forward input, normed", hidden),
+        Width("normed feed-forward input", hidden),
         *(Width(name, spec.intermediate_size) for name in wide),
         Width("down", hidden),
     ]

@@ -28,26 +28,25 @@ def _topk_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
     return (_scattered(grads[0], node.extra, grads[0].dtype, "scatter"),)
 
 
-def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`torch.topk(x, k, dim=-1)`: values and indices; saves the indices."""
-    node = x.tape.node("TopkBackward0", _topk_backward, (x,))
+def _selected(x: Tensor, k: int, op: str, name: str, reason: str) -> tuple[Tensor, Tensor]:
+    """`k` entries of the last dimension and where they stood; saves the indices."""
+    node = x.tape.node(name, _topk_backward, (x,))
     shape = (*x.shape[:-1], k)
-    values, indices = x.tape.empty(shape, x.dtype, "topk"), x.tape.empty(shape, INT64, "topk")
+    values, indices = x.tape.empty(shape, x.dtype, op), x.tape.empty(shape, INT64, op)
     if node is not None:
         node.extra = x.shape
-    x.tape.save(node, indices, CHOSEN)
+    x.tape.save(node, indices, reason)
     return attach(values, node), indices
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`torch.topk(x, k, dim=-1)`: values and indices; saves the indices."""
+    return _selected(x, k, "topk", "TopkBackward0", CHOSEN)
 
 
 def max_last(x: Tensor) -> tuple[Tensor, Tensor]:
     """`x.max(dim=-1, keepdim=True)`: values and indices; saves the indices."""
-    node = x.tape.node("MaxBackward0", _topk_backward, (x,))
-    shape = (*x.shape[:-1], 1)
-    values, indices = x.tape.empty(shape, x.dtype, "max"), x.tape.empty(shape, INT64, "max")
-    if node is not None:
-        node.extra = x.shape
-    x.tape.save(node, indices, "where the largest entries stand")
-    return attach(values, node), indices
+    return _selected(x, 1, "max", "MaxBackward0", "where the largest entries stand")
 
 
 def sort(x: Tensor) -> tuple[Tensor, Tensor]:
