@@ -124,6 +124,7 @@ class Menus:
         made = self._walked(keep, Tape())
         x = rounded(whole.boundary_bytes)
         before = whole.dropped.backward + whole.embedding.stage.kept + whole.head.stage.g
+        before += sum(trace.postponed for trace in made.stages[1:-1])
         for place in range(self.sampled.model.num_layers):
             trace = made.stages[place + 1]
             rows = [row for row in made.tape.ledger if row.stage == place + 1] if place in keep else []
@@ -137,7 +138,7 @@ class Menus:
                     flops=trace.replayed_flops,
                     rebuilt=made.tape.rebuilt_bytes.get(place, 0),
                 )
-            before += (x if trace.reached else 0) + extra
+            before += (x if trace.reached else 0) + extra - trace.postponed
 
     def _walked(self, keeps: Keeps, tape: Tape) -> Walk:
         """The distinct layers in a row, each checkpointed."""

@@ -66,6 +66,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
         reached: whether backward comes to it (`autograd.tape.StageTrace`).
         held: bytes of it, where it keeps nothing, that live on while the next one runs forward.
         again: FLOPs that it runs again itself, where it is a head with checkpoints of its own.
+        owed: bytes, of `stage.g`, that a split backward keeps for the gradients of its weights.
     """
 
     kind: str
@@ -79,6 +80,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
     passed: tuple[SavedTensor, ...] = ()
     held: int = 0
     again: int = 0
+    owed: int = 0
 
     @property
     def num_parameters(self) -> int:
@@ -264,13 +266,14 @@ class _Measured:
         dropped = self.dropped.stages[i]
         once = dropped.forward_peak - dropped.forward_start - self.x
         before = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:i]) + self.pending()
+        before += self.owed(self.dropped, i + 1)
         before -= sum(self.dead(range(1, i + 1)).values())
         profile = self._profile(layer.kind, i, self.x, self.x, once=once, replayed=dropped.replayed_flops)
         if not dropped.reached:
             return profile
         stage = profile.stage
         replay = dropped.replay_peak - before - stage.s - stage.x - self.x
-        again = dropped.plain_peak - before - stage.s - stage.x - self.x
+        again = dropped.plain_peak - before - dropped.postponed - stage.s - stage.x - self.x
         beside = max(0, replay - self.x - stage.tf)
         stage = replace(stage, tf_last=replay, tb_again=again, before_replay=beside)
         return replace(profile, stage=stage, held=dropped.held)
@@ -291,7 +294,8 @@ class _Measured:
         trace, stage, kept = self.dropped.stages[i], head.stage, self.kept_dropped[i]
         base = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:-1])
         own = stage.x if stage.keeps_input else 0
-        stage = replace(stage, s=kept - own, tf=head.once, tb=trace.backward_peak - base - kept - self.pending())
+        tb = trace.backward_peak - base - kept - self.pending() - trace.postponed
+        stage = replace(stage, s=kept - own, tf=head.once, tb=tb)
         return replace(head, saved=tuple(self.ending), stage=stage, again=trace.replayed_flops)
 
     def _profile(
@@ -303,14 +307,15 @@ class _Measured:
         s = kept - (x if keeps_input else 0)
         before = self.context(self.stored, self.kept).backward + sum(self.kept[:i])
         start = before if kind == HEAD else trace.forward_start - x
+        left = self.pending() + self.owed(self.stored, i)
         stage = Stage(
             name=kind,
             kind=kind,
             x=x,
             s=s,
             tf=trace.forward_peak - start - s - x - after,
-            tb=trace.backward_peak - before - kept - after - self.pending() if trace.reached else 0,
-            g=self.pending() if kind == HEAD else 0,
+            tb=trace.backward_peak - before - kept - after - left if trace.reached else 0,
+            g=trace.postponed + (self.pending() if kind == HEAD else 0),
             r=trace.flops,
             skip=0 if replayed is None else trace.flops - replayed,
             lingers=self.lingers[i],
@@ -327,13 +332,19 @@ class _Measured:
             flops=trace.flops,
             reached=trace.reached,
             passed=_shared(self.dropped, i),
+            owed=trace.postponed,
         )
+
+    @staticmethod
+    def owed(run: Walk, i: int) -> int:
+        """What a split backward has kept for weights' gradients once stage i is through."""
+        return sum(trace.postponed for trace in run.stages[i:])
 
     def pending(self) -> int:
         """Gradients that the head leaves waiting for a parameter's other use (a tied embedding)."""
         head = self.stored.stages[-1]
         before = self.context(self.stored, self.kept).backward + sum(self.kept[:-1])
-        return max(0, head.backward_end - before - self.x)
+        return max(0, head.backward_end - before - self.x - head.postponed)
 
     def _parameters(self, i: int) -> tuple[Parameter, ...]:
         made = self.stored.tape.parameters.items()

@@ -195,8 +195,20 @@ class BudgetLine(Part, frozen=True):
     """Of the backward: at the loss, in the layers, at the end; left out where it is alive in all."""
 
 
+class WeightsOwed(Part, frozen=True):
+    """Under a schedule that splits the backward: the microbatches whose weights wait for their gradients, at most, and
+    what is kept for them. graph_bytes: what is kept beside that where their whole graphs wait too."""
+
+    microbatches: int
+    bytes: int
+    graph_bytes: int
+
+
 class StageBytes(Part, frozen=True):
-    """One pipeline stage: its layers, the microbatches it holds, its highest point."""
+    """One pipeline stage: its layers, the microbatches (of one chunk each) it holds at most, its highest point.
+
+    chunks: first and last layer of each, where there are several.
+    """
 
     stage: int
     first_layer: int
@@ -204,6 +216,17 @@ class StageBytes(Part, frozen=True):
     in_flight: int
     peak_phase: str
     total_bytes: int
+    chunks: tuple[tuple[int, int], ...] | UnsetType = UNSET
+    weights_owed: WeightsOwed | UnsetType = UNSET
+
+
+class Routing(Part, frozen=True):
+    """The allocated peak of a rank with experts where all ranks get as many rows, and where one gets them all:
+    `worst_imbalance` times the mean."""
+
+    balanced_total_bytes: int
+    worst_total_bytes: int
+    worst_imbalance: float
 
 
 class Budget(Part, frozen=True):
@@ -222,6 +245,8 @@ class Budget(Part, frozen=True):
     lines: tuple[BudgetLine, ...]
     stage: int
     stages: tuple[StageBytes, ...] | UnsetType = UNSET
+    schedule: str | UnsetType = UNSET
+    routing: Routing | UnsetType = UNSET
 
 
 class Remedy(Part, frozen=True):

@@ -470,6 +470,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     frozen: Frozen = Frozen()
     mtp: bool = False
     """Whether multi-token prediction is trained, as Megatron-Core does and Transformers does not."""
+    split_backward: bool = False
+    """Whether backward leaves the gradients of linears' weights for later, as pipelines without bubbles do."""
     input_require_grads: bool = False
     """Whether embedded tokens get a gradient nobody uses (`enable_input_require_grads`), which reentrant
     checkpointing needs where the embedding is frozen."""

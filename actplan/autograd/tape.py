@@ -152,6 +152,8 @@ class Tape:
         checkpoints, rebuilt_bytes: how many parts are checkpointed, and what the replay of each one allocated.
         parameters: path -> the parameter, in order of creation.
         device: whose kernels save: what dropout and LayerNorm keep differs (`ops.dropout`, `ops.layer_norm`).
+        postpones: whether weights' gradients are computed after the backward (`postpone`).
+        postponed_bytes: what is kept for them (rounded).
     """
 
     def __init__(self, *, photograph: int | None = None, in_place: bool = True) -> None:
@@ -171,6 +173,9 @@ class Tape:
         self.in_place = in_place
         self.trains: Callable[[str], bool] = _everything
         self.device = "cpu"
+        self.postpones = False
+        self.postponed_bytes = 0
+        self._postponed: dict[int, Tensor] = {}
         self.path = ""
         self.stage = OUTSIDE
         self.repeat = 1
@@ -332,6 +337,17 @@ class Tape:
         """Save a tensor as the code around the innermost hook would (a checkpoint's own inputs)."""
         return self._hooks[-1].pack(tensor, op, reason)
 
+    def postpone(self, *tensors: Tensor) -> None:
+        """Keep what a weight's gradient will be made of: the input of its product, and the gradient of the output
+        (WeightGradStore of github.com/sail-sg/zero-bubble-pipeline-parallelism and of DeepSeek's DualPipe)."""
+        for tensor in tensors:
+            storage = tensor.storage
+            if id(storage) in self._postponed:
+                continue
+            self._postponed[id(storage)] = tensor.alias()
+            if storage.owner is None:
+                self.postponed_bytes += rounded(storage.nbytes) * storage.repeat
+
     # --- accounting -------------------------------------------------------------------------------------------
 
     def count_flops(self, flops: int) -> None:
@@ -359,6 +375,8 @@ class StageTrace(msgspec.Struct):
     """The highest point of its replay, and of its backward otherwise."""
     plain_peak: int = 0
     gradient_bytes: int = 0
+    postponed: int = 0
+    """Bytes kept for weights' gradients that are computed later."""
     held: int = 0
     """Bytes of what the model's loop still holds of it, saved by nothing, while the next stage runs forward."""
     captured: dict[int, int] = {}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import cached_property
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from ..budget import Job, budget
@@ -14,7 +15,7 @@ from ..mesh import Mesh
 from ..policies import NoCheckpoint
 from ..profile import ModelProfile, Parameter
 from ..recipes import Recipe
-from ..report import Budget, PhaseBytes
+from ..report import Budget, PhaseBytes, StageBytes
 from ..sharding import Divisors, shard_divisors
 from ..spec import Model, Run
 from ..units import format_gib
@@ -77,6 +78,11 @@ class Facts:
     @property
     def peak(self) -> PhaseBytes:
         return self.phase(self.found.peak_phase)
+
+    @property
+    def stages(self) -> tuple[StageBytes, ...]:
+        """The pipeline stages, none where there is one."""
+        return () if self.found.stages is UNSET else self.found.stages
 
     def line(self, name: str) -> int:
         """A line of the budget by its name, 0 where there is none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from ..sharding import Ddp, Fsdp, MegatronDdp, Zero
 from .facts import Facts, Said, gib
 
@@ -16,6 +18,7 @@ def sharding_notes(facts: Facts) -> Said:
         yield from _gathered(facts)
         yield from _volume(facts)
     yield from _pipeline(facts)
+    yield from _split_backward(facts)
 
 
 def _name(facts: Facts) -> str:
@@ -164,15 +167,34 @@ def _why(facts: Facts, often: int, checkpointed: bool, extra: float) -> str:
 
 
 def _pipeline(facts: Facts) -> Said:
-    stages = facts.found.stages
-    if not isinstance(stages, tuple):
+    stages, schedule = facts.stages, facts.job.schedule_of(facts.mesh)
+    if not stages or schedule is None:
         return
     first, last = stages[0], stages[-1]
+    ends = "the last {} and the loss" if not schedule.folded else "and both ends of the model, the last {}"
+    bounded = (
+        f"{schedule.name} bounds them by the number of stages, so more micro-batches of a step add nothing; a peak "
+        "that grows with them is a fault (gradients or activations of a micro-batch that are not freed)"
+    )
     yield (
         "pipeline-in-flight",
-        f"the first of {facts.mesh.pp} stages holds {first.in_flight} micro-batches in flight, the last "
-        f"{last.in_flight} and the loss: {gib(first.total_bytes)} and {gib(last.total_bytes)}, for equal layers too. "
-        "1F1B bounds them by the number of stages, so more micro-batches of a step add nothing; a peak that grows "
-        "with "
-        f"them is a fault (gradients or activations of a micro-batch that are not freed)",
+        f"the first of {facts.mesh.pp} stages holds {first.in_flight} micro-batches in flight, "
+        f"{ends.format(last.in_flight)}: {gib(first.total_bytes)} and {gib(last.total_bytes)}, for equal layers too. "
+        + (bounded if schedule.steady is not None else f"{schedule.name} holds every micro-batch of the step"),
+    )
+
+
+def _split_backward(facts: Facts) -> Said:
+    """What waits for the gradients of the weights, and how much more it is where the whole graph waits."""
+    owed = [(stage.weights_owed, stage.stage) for stage in facts.stages if stage.weights_owed is not UNSET]
+    if not owed:
+        return
+    most, where = max(owed, key=lambda one: one[0].bytes)
+    yield (
+        "split-backward",
+        f"{facts.found.schedule} makes the gradients of weights later than those of inputs; until then a micro-batch "
+        f"keeps the input of every linear and the gradient of its output: {most.microbatches} of them "
+        f"{gib(most.bytes)} on stage {where} (WeightGradStore, as Megatron-LM's zero-bubble fork and DeepSeek's "
+        "DualPipe have it). torch.distributed.pipelining keeps their whole graphs until then, up to "
+        f"{gib(most.graph_bytes)} more, and runs a checkpointed layer again for each group of its weights",
     )

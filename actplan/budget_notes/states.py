@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from msgspec import UNSET
+
 from ..mesh import Mesh
 from ..spec import Layer, Moe
 from .facts import Facts, Said, gib
@@ -69,17 +71,15 @@ def _idle(layer: Layer, hidden: int) -> int:
 
 
 def _imbalance(facts: Facts) -> Said:
-    run = facts.run
-    if run.mesh.ep == 1 or run.expert_imbalance != 1.0:
+    routing, imbalance = facts.found.routing, facts.run.expert_imbalance
+    if routing is UNSET:
         return
-    if all(not isinstance(layer.mlp, Moe) for layer in facts.model.layers):
-        return
-    worst = facts.with_run(expert_imbalance=float(run.mesh.ep))
+    counted = "balanced routing" if imbalance == 1 else f"{imbalance:g} times the mean on the busiest rank"
+    more = routing.worst_total_bytes - routing.balanced_total_bytes
     yield (
         "expert-routing",
-        f"counted with balanced routing; where all tokens go to one of {run.mesh.ep} ranks' experts that rank's peak "
-        "is "
-        f"{gib(worst)}, {gib(worst - facts.found.total_bytes)} more",
+        f"counted with {counted}; where all tokens go to one of {facts.mesh.ep} ranks' experts that rank's peak is "
+        f"{gib(routing.worst_total_bytes)}, {gib(more)} more than with balanced routing",
     )
 
 

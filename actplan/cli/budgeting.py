@@ -66,12 +66,16 @@ def with_budget(report: Report, model: Model, run: Run, options: BudgetOptions) 
 
 def _budgeted(report: Report, model: Model, run: Run, options: BudgetOptions) -> Report:
     from ..budget import budget
+    from ..budget.routing import routing
     from ..budget_notes import with_budget_notes
     from ..estimate.autograd import subject
     from ..verdict import fit
 
     job = job_of(run, options)
     found = budget(model, run, job, subject(model, run))
+    spread = routing(model, run, job, found)
+    if spread is not None:
+        found = replace(found, routing=spread)
     report = replace(report, budget=found, notes=with_budget_notes(report.notes, model, run, job, found))
     target = target_of(options, job.gpu)
     return report if target is None else replace(report, fit=fit(model, run, job, found, target))
@@ -120,6 +124,7 @@ def job_of(run: Run, options: BudgetOptions) -> Job:
     return Job(
         recipe=_recipe(run, options, offloaded),
         microbatches=microbatches,
+        schedule=options.pp_schedule,
         gpu=gpu,
         offload_activations="activations" in offloaded,
     )

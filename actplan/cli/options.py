@@ -274,6 +274,10 @@ class BudgetOptions:
     microbatches: Annotated[
         str | None, Option("--microbatches", metavar="N", help="Micro-batches of an optimizer step.")
     ] = None
+    pp_schedule: Annotated[
+        str | None,
+        Option("--pp-schedule", metavar="NAME", help="Order of pipeline stages: 1f1b, gpipe, zb-h1, zbv, ..."),
+    ] = None
     gpu: Annotated[str | None, Option("--gpu", metavar="NAME", help="The device; exit 1 if it does not fit.")] = None
     limit: Annotated[
         str | None, Option("--limit", metavar="SIZE", help="A limit such as 76GiB; exit 1 if it does not fit.")
@@ -299,7 +303,7 @@ class BudgetOptions:
     def wanted(self) -> bool:
         """Whether a budget is asked for at all."""
         named = (self.recipe, self.optimizer, self.offload, self.reshard, self.replicas, self.microbatches)
-        return any((*named, self.optimizer_in_backward, self.gpu, self.limit))
+        return any((*named, self.pp_schedule, self.optimizer_in_backward, self.gpu, self.limit))
 
 
 def _names(text: str | None, flag: str) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def walk(
     tape = tape or Tape()
     result = Walk(tape, [StageTrace() for _ in range(model.num_layers + 2)])
     stepper = _Stepper(tape, result.stages)
-    tape.device = run.device
+    tape.device, tape.postpones = run.device, run.split_backward
     tape.trains = trains(run)
     copies = frozenset(run.adapters.modules_to_save if run.adapters else ())
     names = names_of(model.naming)
@@ -124,7 +124,7 @@ class _Stepper:
     def __init__(self, tape: Tape, stages: list[StageTrace]) -> None:
         self.tape, self.stages = tape, stages
         self.current: int | None = None
-        self.flops = self.replayed = self.gradients = 0
+        self.flops = self.replayed = self.gradients = self.postponed = 0
 
     def begin(self, stage: int) -> None:
         tape = self.tape
@@ -158,9 +158,11 @@ class _Stepper:
             trace.backward_peak, trace.backward_end = tape.meter.mark(), tape.meter.live
             trace.replayed_flops = tape.replayed_flops - self.replayed
             trace.gradient_bytes = tape.gradient_bytes - self.gradients
+            trace.postponed = tape.postponed_bytes - self.postponed
         else:
             tape.meter.mark()
         self.replayed, self.gradients, self.current = tape.replayed_flops, tape.gradient_bytes, stage
+        self.postponed = tape.postponed_bytes
         if stage is not None:
             self.stages[stage].reached = True
             self.stages[stage].backward_start = tape.meter.live

@@ -6,7 +6,7 @@ from ..autograd.node import Node
 from ..autograd.tensor import Tensor
 from ..units import BOOL
 from .elementwise import like, raw_binary
-from .linear import INPUT, WEIGHT
+from .linear import INPUT, WEIGHT, is_weight
 from .views import attach, raw_transpose
 
 
@@ -14,7 +14,9 @@ def _grouped_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     left, right, offsets = (node.unpack(i) if node.saved[i] else None for i in range(3))
     g = grads[0]
     weight_gradient = None
-    if left is not None:
+    if left is not None and g.tape.postpones and is_weight(node.edges[1]):
+        g.tape.postpone(left, g)
+    elif left is not None:
         (experts, k, n), turned = node.extra
         made = g.tape.empty((experts, n, k) if turned else (experts, k, n), g.dtype, "_grouped_mm")
         weight_gradient = raw_transpose(made, 1, 2) if turned else made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from ..report import Band, Budget, Cost, Fit, PhaseBytes, Report
+from ..report import Band, Budget, Cost, Fit, PhaseBytes, Report, StageBytes
 from .blocks import Block, Column, Line, Note, Table
 from .numbers import NOTHING, gib, percent, rounded, whole
 
@@ -35,6 +35,14 @@ def _budget(budget: Budget) -> list[Block]:
         f"device {_band(budget.device_bytes)}."
     )
     shown.append(Line(bands))
+    if budget.routing is not UNSET:
+        routing = budget.routing
+        shown.append(
+            Line(
+                f"Routing balanced: {gib(routing.balanced_total_bytes)} GiB allocated; at worst, "
+                f"{routing.worst_imbalance:g} times the mean on one rank: {gib(routing.worst_total_bytes)} GiB."
+            )
+        )
     if budget.host_bytes:
         shown.append(Line(f"In host memory {gib(budget.host_bytes)} GiB for this rank."))
     return shown
@@ -59,24 +67,32 @@ def _cell(phase: PhaseBytes, name: str) -> str:
 
 def _stages(budget: Budget) -> Table:
     assert budget.stages is not UNSET
+    split = any(stage.weights_owed is not UNSET for stage in budget.stages)
     columns = (
-        Column("pipeline stage", right=False),
+        Column(f"pipeline stage, {budget.schedule}", right=False),
         Column("layers"),
         Column("in flight"),
+        *((Column("weights owed"),) if split else ()),
         Column("GiB"),
         Column("peak in", right=False),
     )
     rows = tuple(
         (
             str(stage.stage),
-            f"{stage.first_layer} to {stage.last_layer}" if stage.last_layer >= 0 else NOTHING,
+            _layers(stage),
             whole(stage.in_flight),
+            *((whole(0 if stage.weights_owed is UNSET else stage.weights_owed.microbatches),) if split else ()),
             gib(stage.total_bytes),
             PHASES[stage.peak_phase],
         )
         for stage in budget.stages
     )
     return Table(columns, rows, chosen=frozenset((budget.stage,)))
+
+
+def _layers(stage: StageBytes) -> str:
+    chunks = ((stage.first_layer, stage.last_layer),) if stage.chunks is UNSET else stage.chunks
+    return ", ".join(f"{first} to {last}" for first, last in chunks if first <= last) or NOTHING
 
 
 def _fit(fit: Fit) -> list[Block]:

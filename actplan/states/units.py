@@ -44,13 +44,15 @@ class PipelineSplit:
 
     first, last: layers of the first and of the last stage, the others share the rest evenly
     (`--decoder-first-pipeline-num-layers`). embedding, loss: count as one layer in an even split
-    (`--account-for-embedding-in-pipeline-split`).
+    (`--account-for-embedding-in-pipeline-split`). folded: every second chunk runs through the stages backwards, so
+    that the first stage has both ends of the model (`actplan.pipelining`).
     """
 
     first: int | None = None
     last: int | None = None
     embedding: bool = False
     loss: bool = False
+    folded: bool = False
 
 
 def chunk_layers(num_layers: int, mesh: Mesh, split: PipelineSplit | None = None) -> tuple[tuple[int, ...], ...]:
@@ -68,7 +70,7 @@ def chunk_layers(num_layers: int, mesh: Mesh, split: PipelineSplit | None = None
     if split.embedding:
         _take(chunks, 0, 0, "embedding")
     if split.loss:
-        _take(chunks, -1, -1, "loss")
+        _take(chunks, 0 if split.folded else -1, -1, "loss")
     return tuple(tuple(stage) for stage in chunks)
 
 
@@ -104,34 +106,41 @@ def _stage_layers(num_layers: int, pp: int, split: PipelineSplit) -> list[int]:
 def stage_chunks(
     units: Sequence[Unit], mesh: Mesh, stage: int, split: PipelineSplit | None = None
 ) -> tuple[tuple[Unit, ...], ...]:
-    """The units of one pipeline stage, chunk by chunk; the last stage holds its own copy of a tied embedding.
+    """The units of one pipeline stage, chunk by chunk; a last stage without embedding has its own copy of a tied one.
 
     Chunk c of stage s comes after chunk c of the stages before it (interleaved schedule, Narayanan et al.,
-    arXiv 2104.04473, section 2.2).
+    arXiv 2104.04473, section 2.2), or of those behind it where chunks are folded and c is odd.
     """
     if not 0 <= stage < mesh.pp:
         raise InputError(f"there is no pipeline stage {stage}", allowed=f"0 to {mesh.pp - 1}")
     layers = [unit for unit in units if unit.kind == "layer"]
     counts = chunk_layers(len(layers), mesh, split)
+    folded = split is not None and split.folded
+    order = [(s, c) for c in range(mesh.vpp) for s in _stages(mesh.pp, backwards=folded and c % 2 == 1)]
+    copied = order[-1][0] != 0
     chunks: list[tuple[Unit, ...]] = []
     for chunk in range(mesh.vpp):
-        before = sum(counts[s][c] for c in range(chunk) for s in range(mesh.pp))
-        before += sum(counts[s][chunk] for s in range(stage))
+        place = order.index((stage, chunk))
+        before = sum(counts[s][c] for s, c in order[:place])
         own = layers[before : before + counts[stage][chunk]]
-        first = stage == 0 and chunk == 0
-        last = stage == mesh.pp - 1 and chunk == mesh.vpp - 1
-        chunks.append((*_ends(units, "embedding", first), *own, *_head(units, last, mesh.pp)))
+        head = _head(units, place == len(order) - 1, copied=copied)
+        chunks.append((*_ends(units, "embedding", place == 0), *own, *head))
     return tuple(chunks)
+
+
+def _stages(pp: int, *, backwards: bool) -> Iterable[int]:
+    return reversed(range(pp)) if backwards else range(pp)
 
 
 def _ends(units: Iterable[Unit], kind: UnitKind, wanted: bool) -> tuple[Unit, ...]:
     return tuple(unit for unit in units if unit.kind == kind) if wanted else ()
 
 
-def _head(units: Sequence[Unit], wanted: bool, pp: int) -> tuple[Unit, ...]:
+def _head(units: Sequence[Unit], wanted: bool, *, copied: bool) -> tuple[Unit, ...]:
+    """copied: the embedding is on another stage."""
     heads = _ends(units, "head", wanted)
     tied = tied_embedding(units)
-    if not heads or tied is None or pp == 1:
+    if not heads or tied is None or not copied:
         return heads
     copy = Parameter(TIED_COPY, tied.shape, tied.dtype, tied.expert, tied.trainable)
     return (*heads[:-1], Unit(heads[-1].name, "head", (*heads[-1].parameters, copy)))

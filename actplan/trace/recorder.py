@@ -228,7 +228,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return block
 
     def adopt_gradient(self, parameter: Any) -> None:
-        """The gradient is in `.grad` now: from here on it counts as a gradient, not as an activation."""
+        """The gradient is in `.grad` now: from here on it counts as a gradient, not as an activation. There is none
+        where a backward returned None for the parameter, which makes its gradient in another way."""
+        if parameter.grad is None:
+            return
         key = storage_key(parameter.grad)
         block = self._retire(key)
         if key not in self.excluded and block is not None:

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
 
-from actplan.budget import Job, budget, in_flight
+from actplan.budget import Job, budget
 from actplan.errors import InputError
 from actplan.estimate.autograd import subject
 from actplan.load import load_model
@@ -113,11 +115,45 @@ def test_the_first_pipeline_stage_holds_most_microbatches_and_the_last_the_loss(
     assert said.stage == max(range(4), key=lambda i: totals[i])
 
 
-def test_in_flight_of_published_schedules() -> None:
-    """1F1B: pp - stage (Narayanan et al. 2021, arXiv 2104.04473); interleaved as Megatron-Core warms up."""
-    assert [in_flight(Mesh(pp=4), stage, None) for stage in range(4)] == [4, 3, 2, 1]
-    assert [in_flight(Mesh(pp=4), stage, 2) for stage in range(4)] == [2, 2, 2, 1]
-    assert in_flight(Mesh(pp=4, vpp=2), 0, None) == 2 * 3 + 4 + 1
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "zbv", "dualpipev", "interleaved-zb", "gpipe", "1f1b"])
+@pytest.mark.parametrize("policy", ["none", "layer"])
+def test_every_schedule_s_stages_hold_the_whole_model(schedule: str, policy: str) -> None:
+    folded = schedule in ("zbv", "dualpipev")
+    mesh = Mesh(pp=2, vpp=2 if folded or schedule == "interleaved-zb" else 1)
+    run = Run(sequence_length=1024, mesh=mesh, checkpoint=parse_policy(policy))
+    said = budget(MODEL, run, Job(recipe=load_recipe("megatron-bf16"), schedule=schedule), subject(MODEL, run))
+    assert said.schedule == schedule
+    spans = [span for s in said.stages for span in ([(s.first_layer, s.last_layer)] if s.chunks is UNSET else s.chunks)]
+    assert sorted(i for first, last in spans for i in range(first, last + 1)) == list(range(MODEL.num_layers))
+    assert folded == ((0, 1) in spans and said.stages[0].last_layer == MODEL.num_layers - 1)
+    for phase in said.phases:
+        sizes = [getattr(phase, f"{name}_bytes") for name in CATEGORIES]
+        assert phase.total_bytes == sum(sizes)
+
+
+def test_what_waits_for_weights_is_the_inputs_and_output_gradients_of_linears() -> None:
+    """Counted by hand for a Llama: q, k, v share an input, gate and up another; each product has its own gradient."""
+    run = Run(sequence_length=1024, loss="none", mesh=Mesh(pp=4))
+    said = budget(MODEL, run, Job(recipe=load_recipe("megatron-bf16"), schedule="zb-h1"), subject(MODEL, run))
+    attention, mlp = MODEL.layers[0].mixer, MODEL.layers[0].mlp
+    query = attention.num_attention_heads * attention.head_dim
+    key = attention.num_key_value_heads * attention.head_dim
+    inputs = MODEL.hidden_size + query + MODEL.hidden_size + mlp.intermediate_size
+    gradients = query + 2 * key + MODEL.hidden_size + 2 * mlp.intermediate_size + MODEL.hidden_size
+    layers = MODEL.num_layers // 4
+    for stage, part in enumerate(said.stages[:-1]):
+        owed = 0 if part.weights_owed is UNSET else part.weights_owed.bytes
+        assert owed == stage * layers * (inputs + gradients) * 1024 * 2
+
+
+@given(runs(), st.sampled_from(["zb-h1", "zb-h2"]))
+@SLOW
+def test_zero_bubble_needs_no_less_than_1f1b_on_the_first_stage(run: Run, schedule: str) -> None:
+    run = replace(run, mesh=Mesh(pp=4))
+    job = Job(recipe=load_recipe("megatron-bf16"))
+    plain = budget(MODEL, run, job, subject(MODEL, run))
+    split = budget(MODEL, run, replace(job, schedule=schedule), subject(MODEL, run))
+    assert split.stages[0].total_bytes >= plain.stages[0].total_bytes
 
 
 def test_terms_that_never_live_at_once_are_not_added() -> None:

@@ -264,8 +264,34 @@ def test_stages_have_a_table() -> None:
     assert [stage["in_flight"] for stage in interleaved] == [11, 9, 7, 5]
     text = actplan("estimate", *arguments).stdout
     table = [line.split() for line in text.splitlines()]
-    at = next(i for i, words in enumerate(table) if words[:2] == ["pipeline", "stage"])
+    at = next(i for i, words in enumerate(table) if words[:3] == ["pipeline", "stage,", "1f1b"])
     assert table[at + 1][:4] == ["0", "0", "to", "3"]
+
+
+def test_a_schedule_without_bubbles() -> None:
+    arguments = ("--preset", "llama-3.2-1b", "--recipe", "megatron-bf16", "--pp", "4", "--seq", "2k")
+    found = result("estimate", *arguments, "--pp-schedule", "zb-h1")
+    stages = found["budget"]["stages"]
+    assert [stage.get("weights_owed", {}).get("microbatches", 0) for stage in stages] == [0, 1, 2, 3]
+    assert found["budget"]["schedule"] == "zb-h1"
+    assert "split-backward" in {note["code"] for note in found["notes"]}
+    text = actplan("estimate", *arguments, "--pp-schedule", "zb-h1").stdout
+    assert "pipeline stage, zb-h1" in text
+    assert "weights owed" in text
+    folded = result("estimate", *arguments, "--vpp", "2", "--pp-schedule", "zbv")["budget"]["stages"]
+    assert [stage["chunks"] for stage in folded] == [[[2 * i, 2 * i + 1], [14 - 2 * i, 15 - 2 * i]] for i in range(4)]
+
+
+def test_routing_at_best_and_at_worst() -> None:
+    arguments = ("--preset", "qwen3-30b-a3b", "--set", "num_layers=4", "--seq", "2k", "--ep", "4", "--dp", "4")
+    found = result("estimate", *arguments, "--recipe", "bf16")["budget"]
+    routing = found["routing"]
+    assert routing["balanced_total_bytes"] == found["total_bytes"] < routing["worst_total_bytes"]
+    worst = result("estimate", *arguments, "--recipe", "bf16", "--expert-imbalance", "4")["budget"]
+    assert worst["total_bytes"] == routing["worst_total_bytes"]
+    assert worst["routing"] == routing
+    assert "Routing balanced" in actplan("estimate", *arguments, "--recipe", "bf16").stdout
+    assert "routing" not in result("estimate", *SMALL, "--recipe", "bf16")["budget"]
 
 
 @pytest.mark.parametrize(
@@ -273,6 +299,13 @@ def test_stages_have_a_table() -> None:
     [
         (("--tp", "3"), "--tp: attention heads (32) cannot be divided by 3"),
         (("--pp", "3"), "--pp: 4 layers cannot be divided into 3 pipeline stages"),
+        (("--pp-schedule", "zb-h1"), "--pp-schedule: zb-h1 orders the micro-batches of pipeline stages"),
+        (("--pp", "2", "--pp-schedule", "zbv"), "--pp-schedule: zbv has 2 chunks a stage, and --vpp is 1"),
+        (("--pp", "2", "--pp-schedule", "zb-h9"), "--pp-schedule: unknown schedule 'zb-h9'; did you mean 'zb-h"),
+        (
+            ("--pp", "2", "--vpp", "2", "--pp-schedule", "dualpipev", "--microbatches", "3"),
+            "--microbatches: dualpipev on 2 stages needs 4 micro-batches, not 3",
+        ),
         (("--pp", "2", "--vpp", "3"), "--vpp: the 2 layers of pipeline stage 0 cannot be divided into 3 chunks"),
         (("--cp", "3"), "--cp: the sequence length (1,024) cannot be divided by 3"),
         (("--ep", "2"), "--ep: ep × etp = 2 × 1 does not divide dp × cp × tp = 1 × 1 × 1 = 1"),

@@ -72,6 +72,7 @@ def runs(draw: st.DrawFn) -> Run:
         kernels=draw(st.sampled_from(["hf", "liger"])),
         loss=draw(st.sampled_from(["naive", "fused", "none"])),
         hold_logits=draw(st.booleans()),
+        split_backward=draw(st.booleans()),
     )
 
 

@@ -1,0 +1,179 @@
+"""The whole budget of one rank: what is static, and what a step allocates, phase by phase.
+
+Terms that never live at once are never added: the peak is the largest of three phases, each summed on its own.
+In backward, gradients count as they appear, stage by stage, unless a recipe keeps them in a buffer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from operator import mul
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from ..autograd.meter import rounded
+from ..estimate.autograd import Subject, subject
+from ..gpus import Gpu, framework_bytes, library_workspace, reserved_range
+from ..mesh import Mesh
+from ..report import Band, Budget, BudgetLine, PhaseBytes, StageBytes, WeightsOwed
+from ..spec import Model, Run
+from ..states import States, gradients_on_host, states
+from ..states.result import MOMENTS, Phase
+from .chunk import Alive, Chunk
+from .job import Job
+from .stages import StagePlan, stage_plans
+
+
+class StageBudget(msgspec.Struct, frozen=True):
+    """One stage's phases, what it keeps at most for gradients of weights that come later, and what their graphs
+    keep."""
+
+    plan: StagePlan
+    phases: tuple[PhaseBytes, ...]
+    states: States
+    owed_bytes: int
+    graph_bytes: int
+
+    @property
+    def peak(self) -> PhaseBytes:
+        """The phase in which most is allocated; of two equals the earlier."""
+        return max(self.phases, key=lambda phase: phase.total_bytes)
+
+
+def budget(model: Model, run: Run, job: Job, whole: Subject) -> Budget:
+    """The budget of the fullest pipeline stage, and every stage's total."""
+    stages = [_stage(plan, run, job, whole) for plan in stage_plans(model, run, job, whole)]
+    worst = max(stages, key=lambda stage: stage.peak.total_bytes)
+    total = worst.peak.total_bytes
+    reserved = reserved_range(total, eager_attention=run.attention == "eager")
+    framework = _framework(run.mesh, job.gpu)
+    return Budget(
+        recipe=job.recipe.name,
+        optimizer=job.recipe.optimizer.name,
+        mesh=degrees(run.mesh),
+        phases=worst.phases,
+        peak_phase=worst.peak.phase,
+        total_bytes=total,
+        reserved_bytes=Band(low=reserved[0], high=reserved[1]),
+        framework_bytes=Band(low=framework[0], high=framework[1]),
+        device_bytes=Band(low=reserved[0] + framework[0], high=reserved[1] + framework[1]),
+        host_bytes=worst.states.host_bytes,
+        lines=_lines(worst.states),
+        stage=worst.plan.number,
+        stages=tuple(_summary(stage) for stage in stages) if run.mesh.pp > 1 else UNSET,
+        schedule=schedule.name if (schedule := job.schedule_of(run.mesh)) is not None else UNSET,
+    )
+
+
+def degrees(mesh: Mesh) -> dict[str, int]:
+    """Every degree, 1 where nothing is divided."""
+    return {name: int(getattr(mesh, name)) for name in Mesh.__struct_fields__}
+
+
+# --- what a step allocates ------------------------------------------------------------------------------------
+
+
+def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget:
+    boundary, recipe = subject.profile.boundary_bytes, job.recipe_of(run)
+    split = job.split_of(run.mesh)
+    static = states(subject.profile, recipe, run.mesh, stage=plan.number, split=split, boundary_bytes=boundary)
+    progressive = static.bytes("gradients", "forward_loss") == 0 and not recipe.optimizer_in_backward
+    growing = recipe if progressive and not gradients_on_host(recipe) else None
+    chunks = [Chunk(span, plan, run, subject, growing, job) for span in plan.chunks]
+    later = _split(subject) if plan.owed or any(held.kind == "I" for held in plan.holdings) else subject
+    halved = chunks if later is subject else [Chunk(span, plan, run, later, growing, job) for span in plan.chunks]
+    workspace = library_workspace(job.gpu).high if job.gpu is not None else 0
+    found: dict[Phase, list[PhaseBytes]] = {"forward_loss": [], "backward": []}
+    for held in plan.holdings:
+        waiting = sum(map(mul, held.kept, (chunk.result.kept_bytes for chunk in chunks)))
+        waiting += sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved)))
+        running = (halved if held.kind == "I" else chunks)[held.chunk]
+        phase: Phase = "forward_loss" if held.kind == "F" else "backward"
+        for alive in (running.forward(),) if held.kind == "F" else running.backward():
+            found[phase].append(_phase(phase, static, workspace, alive, waiting))
+    step = _phase("optimizer_step", static, workspace, Alive(*_held_at_step(plan, run, subject)), 0)
+    phases = (*(max(moments, key=lambda phase: phase.total_bytes) for moments in found.values()), step)
+    moved = 0
+    if job.offload_activations:
+        each = [chunk.host_bytes for chunk in chunks]
+        moved = max(each[held.chunk] + sum(map(mul, held.kept, each)) for held in plan.holdings)
+    owed = max(sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved))) for held in plan.holdings)
+    graphs = max(sum(map(mul, held.owed, (chunk.result.kept_bytes for chunk in chunks))) for held in plan.holdings)
+    static = dataclasses.replace(static, host_bytes=static.host_bytes + moved)
+    return StageBudget(plan, phases, static, owed, graphs)
+
+
+def _split(whole: Subject) -> Subject:
+    """The same model and run with a split backward."""
+    return subject(whole.model, replace(whole.run, split_backward=True))
+
+
+def _held_at_step(plan: StagePlan, run: Run, subject: Subject) -> tuple[int, int]:
+    """(activations, loss) still alive in the optimizer step, where the caller holds the logits: the logits, and by
+    their graph the embedding's output and its gradient, if that was made a leaf (enable_input_require_grads)."""
+    if not (run.hold_logits and plan.head and run.loss == "naive"):
+        return 0, 0
+    logits = (
+        run.tokens * run.mesh.divide(subject.model.vocab_size, "tp", "the vocabulary") * run.residual_dtype.itemsize
+    )
+    leaf = 2 * subject.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
+    return rounded(leaf), rounded(logits)
+
+
+def _phase(phase: Phase, static: States, workspace: int, alive: Alive, waiting: int) -> PhaseBytes:
+    """One phase's categories at a moment of it."""
+    sizes = {
+        "parameters_bytes": static.bytes("parameters", phase),
+        "gradients_bytes": static.bytes("gradients", phase) if alive.gradients is None else alive.gradients,
+        "optimizer_bytes": static.bytes("optimizer", phase),
+        "activations_bytes": alive.activations + waiting,
+        "loss_bytes": alive.loss,
+        "workspace_bytes": static.bytes("workspace", phase) + workspace,
+        "communication_bytes": static.bytes("communication", phase, moment=alive.moment),
+    }
+    total = sum(sizes.values())
+    unborn = static.bytes("optimizer", phase) - static.bytes("optimizer", phase, first_step=True)
+    return PhaseBytes(phase=phase, **sizes, total_bytes=total, first_step_total_bytes=total - unborn)
+
+
+def _lines(static: States) -> tuple[BudgetLine, ...]:
+    return tuple(
+        BudgetLine(
+            category=line.category,
+            name=line.name,
+            bytes=line.nbytes,
+            phases=tuple(sorted(line.phases)),
+            reason=line.reason,
+            source=line.source,
+            moments=UNSET if len(line.moments) == len(MOMENTS) else line.moments,
+        )
+        for line in static.lines
+    )
+
+
+def _summary(stage: StageBudget) -> StageBytes:
+    plan = stage.plan
+    return StageBytes(
+        stage=plan.number,
+        first_layer=min(first for first, _ in plan.chunks),
+        last_layer=max(last for _, last in plan.chunks),
+        in_flight=plan.in_flight,
+        peak_phase=stage.peak.phase,
+        total_bytes=stage.peak.total_bytes,
+        chunks=plan.chunks if len(plan.chunks) > 1 else UNSET,
+        weights_owed=WeightsOwed(microbatches=plan.owed, bytes=stage.owed_bytes, graph_bytes=stage.graph_bytes)
+        if plan.owed
+        else UNSET,
+    )
+
+
+def _framework(mesh: Mesh, gpu: Gpu | None) -> tuple[int, int]:
+    if gpu is None:
+        return 0, 0
+    groups = sum(degree > 1 for degree in (mesh.data_ranks, mesh.tp, mesh.cp, mesh.pp, mesh.ep))
+    return framework_bytes(gpu, groups=groups)
+
+
+__all__ = ["Job", "budget", "degrees"]
