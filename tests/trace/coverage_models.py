@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing as mp
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,35 @@ MISSING: dict[str, Any] = {
     "topk_group": 1,
 }
 """Fields that some defaults leave empty, so that the model cannot be built."""
+REASONS = (
+    (
+        r"Unrecognized configuration class|Could not find \w+ neither",
+        "a part of another model, which no auto class builds",
+    ),
+    (r"ImportError|requires the \w+ library|No module named", "needs a library that the trace extra does not bring"),
+    (
+        r"DataDependent|DynamicOutputShape|_local_scalar_dense|nonzero|NaN detected",
+        "its forward looks at values (a mask's, an index's), and fake tensors have none",
+    ),
+    (r"the fit is off by", "its sizes follow from the length in a way that no polynomial fits"),
+    (
+        r"[Ii]mage|pixel|[Vv]ideo|[Aa]udio|Bbox|patch|5D tensor|spatial shapes|expected 5|expected input\[|"
+        r"Given groups",
+        "needs images, video or sound beside tokens, of a size that its default processor makes",
+    ),
+    (
+        r"NoneType|missing \d+ required|must specify|have to specify|cannot be None|is required|must be provided|"
+        r"_forward_unimplemented|expected 3, got 2|unexpected keyword argument|prediction_length|labels",
+        "needs an input that is neither tokens nor a picture, such as a state, a prompt or labels of its own",
+    ),
+    (r"scalar type|dtype BFloat16", "does not run in bf16"),
+    (
+        r"reduction dim|split_with_sizes|size|shape|stride|dimension|Dimension|indices|index|divisible|KeyError|"
+        r"Unrecognized model type",
+        "its default configuration, made shallow, and the input that is made up for it do not fit together",
+    ),
+)
+"""What an error of a traced step says of the model, the first that applies."""
 REFERENCE = Path(__file__).parent.parent / "reference" / "trace_coverage.json"
 SEQ, BATCH, LIMIT_S = 48, 2, 90
 
@@ -91,8 +121,19 @@ def attempt(model_type: str) -> dict[str, Any]:
         try:
             return _ledger(make(model_type))
         except Exception as error:
-            tried.append(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-    return {"status": "no ledger", "reason": tried[0]}
+            tried.append(f"{type(error).__name__}: {_short(error)}")
+    return without(tried[0])
+
+
+def _short(error: BaseException) -> str:
+    """The beginning of a message, without where a module lies on this machine."""
+    return re.sub(r" from '[^']*'", "", " ".join(str(error).split()))[:200]
+
+
+def without(error: str) -> dict[str, Any]:
+    """The record of a type that gives no ledger: why, in words, and the error itself."""
+    words = next((words for pattern, words in REASONS if re.search(pattern, error)), None)
+    return {"status": "no ledger", "reason": words or "its default configuration does not run", "error": error}
 
 
 def _ledger(config: Any) -> dict[str, Any]:
@@ -124,7 +165,7 @@ def _child(model_type: str, pipe: Any) -> None:
     try:
         pipe.send(attempt(model_type))
     except BaseException as error:
-        pipe.send({"status": "no ledger", "reason": f"{type(error).__name__}: {error}"[:200]})
+        pipe.send(without(f"{type(error).__name__}: {_short(error)}"))
 
 
 def in_process(model_type: str, limit_s: float = 6 * LIMIT_S) -> dict[str, Any]:
@@ -134,11 +175,10 @@ def in_process(model_type: str, limit_s: float = 6 * LIMIT_S) -> dict[str, Any]:
     child.start()
     theirs.close()
     try:
-        found: dict[str, Any] = (
-            ours.recv() if ours.poll(limit_s) else {"status": "no ledger", "reason": f"more than {limit_s:.0f} s"}
-        )
+        slow: dict[str, Any] = {"status": "no ledger", "reason": f"takes more than {limit_s:.0f} s"}
+        found: dict[str, Any] = ours.recv() if ours.poll(limit_s) else slow
     except EOFError:
-        found = {"status": "no ledger", "reason": f"more than {LIMIT_S} s of one core"}
+        found = {"status": "no ledger", "reason": f"takes more than {LIMIT_S} s of one core, or more memory"}
     child.kill()
     child.join()
     return found

@@ -21,6 +21,12 @@ def test_sixty_further_model_types_have_a_ledger() -> None:
 
 
 @pytest.mark.torch
+def test_every_model_type_of_transformers_was_tried() -> None:
+    models = json.loads(RECORDED.read_text(encoding="utf-8"))["models"]
+    assert set(models) == set(coverage_models.model_types())
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("model_type", ["opt", "bert", "t5", "vit"])
 def test_a_type_gives_a_ledger(model_type: str) -> None:
     found = coverage_models.attempt(model_type)
