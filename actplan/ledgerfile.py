@@ -39,7 +39,8 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One kind of stage. Several transients mean: the largest of them, at each size."""
+    """One kind of stage. Several transients mean: the largest of them, at each size. tail_flops: of the forward, those
+    after the last tensor that it saves, which a checkpoint never runs again."""
 
     role: str
     saved: list[Row]
@@ -52,6 +53,7 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     gradient_bytes: int
     forward_flops: str
     backward_flops: str
+    tail_flops: str = "0"
     approximate: bool = False
 
 
@@ -142,6 +144,7 @@ class StageNumbers:
     held: int
     forward_flops: int
     backward_flops: int
+    tail_flops: int
     saved_bytes: int
     saved: tuple[SavedRow, ...]
 
@@ -243,7 +246,7 @@ class _Kind:
         self.numbers = [value(t) for t in (stage.input_bytes, stage.output_bytes, stage.kept_bytes, stage.held_bytes)]
         self.tf = max((value(t) for t in stage.forward_transients), default=0)
         self.tb = max((value(t) for t in stage.backward_transients), default=0)
-        self.flops = value(stage.forward_flops), value(stage.backward_flops)
+        self.flops = value(stage.forward_flops), value(stage.backward_flops), value(stage.tail_flops)
         self.rows = [
             (row, tuple(value(size) for size in row.shape), value(row.bytes), value(row.count)) for row in stage.saved
         ]
@@ -377,6 +380,7 @@ def _sizes(stage: Stage) -> Iterator[str]:
         *stage.backward_transients,
         stage.forward_flops,
         stage.backward_flops,
+        stage.tail_flops,
     )
     for row in stage.saved:
         yield from (*row.shape, row.bytes, row.count)

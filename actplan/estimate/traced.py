@@ -82,6 +82,7 @@ def _stage(numbers: StageNumbers) -> Stage:
         tb=numbers.tb,
         g=numbers.g if not layer else 0,
         r=numbers.forward_flops,
+        skip=numbers.tail_flops,
         ahead=numbers.held,
         checkpointable=layer,
     )

@@ -35,6 +35,7 @@ def fit_stage(samples: Sequence[TraceResult], points: Sequence[Point], index: in
         gradient_bytes=records[0].gradient_bytes,
         forward_flops=text(fit.number([r.forward_flops for r in records])),
         backward_flops=text(fit.number([r.backward_flops for r in records])),
+        tail_flops=text(fit.number([r.tail_flops for r in records])),
         approximate=fit.approximate,
     )
 

@@ -85,9 +85,11 @@ class Handle:
 
 @dataclass(slots=True)
 class Flops:
-    """Per stage index."""
+    """Per stage index. tail: of the forward, after the last tensor that it saved, which a replay never runs
+    (torch/utils/checkpoint.py: _StopRecomputationError)."""
 
     forward: dict[int, int] = field(default_factory=dict)
+    tail: dict[int, int] = field(default_factory=dict)
     backward: dict[int, int] = field(default_factory=dict)
     recompute: dict[int, int] = field(default_factory=dict)
 
@@ -262,6 +264,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         handle = Handle(tensor.detach())
         self._muted = False
         key = storage_key(tensor)
+        if self.phase == "forward":
+            self.flops.tail[self._stage] = 0
         if key not in self.owned and self.phase == "forward":
             self.packed.append(
                 Packed(
@@ -306,3 +310,5 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         replay = self.phase == "backward" and bool(self._path)
         side = self.flops.recompute if replay else getattr(self.flops, self.phase)
         side[self._stage] = side.get(self._stage, 0) + count
+        if self.phase == "forward":
+            self.flops.tail[self._stage] = self.flops.tail.get(self._stage, 0) + count

@@ -92,6 +92,7 @@ class StageRecord:
     forward_flops: int
     backward_flops: int
     recompute_flops: int
+    tail_flops: int
     input: tuple[Event, ...] = field(default=(), repr=False)
     output: tuple[Event, ...] = field(default=(), repr=False)
     kept: tuple[Event, ...] = field(default=(), repr=False)

@@ -183,6 +183,7 @@ def _record(
         forward_flops=recorder.flops.forward.get(i, 0),
         backward_flops=recorder.flops.backward.get(i, 0),
         recompute_flops=recorder.flops.recompute.get(i, 0),
+        tail_flops=recorder.flops.tail.get(i, 0),
         input=_of(blocks, {cut.mark.tensor} if cut.mark.tensor is not None else set()),
         output=_of(blocks, {cut.out} if cut.out is not None else set()),
         kept=_of(blocks, cut.kept - cut.before) + _of(blocks, cut.before - cut.kept, -1),

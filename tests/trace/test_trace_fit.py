@@ -80,6 +80,18 @@ def test_checkpointed_layers_follow_from_the_chain() -> None:
     assert kept == pytest.approx(truth.end_forward_bytes, rel=5e-3)
 
 
+@pytest.mark.parametrize("config", ["llama-3.2-1b.json", "qwen3.8-27b.json"])
+def test_a_replay_ends_with_the_last_saved_tensor(config: str) -> None:
+    """FLOPs run again in a traced run with every layer checkpointed, by the ledger of one without, exactly."""
+    options = TraceOptions(attention="flash", linear_attention="fla", loss="none", num_layers=4)
+    ledger = fit_ledger(str(cases.CONFIGS / config), options, lengths=(1001, 2057), batches=(1,), check=[])
+    layers = [stage for stage in ledger.evaluate(1, 4096).stages if stage.role == "layer"]
+    truth = trace_model(str(cases.CONFIGS / config), replace(options, seq=4096, checkpoint="layer"))
+    again = sum(stage.recompute_flops for stage in truth.stages)
+    assert 0 < again < sum(stage.forward_flops for stage in layers)
+    assert sum(stage.forward_flops - stage.tail_flops for stage in layers) == again
+
+
 def test_the_whole_model_comes_from_a_few_layers() -> None:
     """Each kind is traced once and the pattern is the full one; layers that differ keep their own kind."""
     config = str(cases.CONFIGS / "qwen3.8-27b.json")
