@@ -176,10 +176,11 @@ class PhaseBytes(Part, frozen=True):
 
 
 class Band(Part, frozen=True):
-    """A range whose ends have a source, never a silent factor."""
+    """A range whose ends have a source, never a silent factor; `typical` where a median of measurements says it."""
 
     low: int
     high: int
+    typical: int | UnsetType = UNSET
 
 
 class BudgetLine(Part, frozen=True):
@@ -220,6 +221,15 @@ class StageBytes(Part, frozen=True):
     weights_owed: WeightsOwed | UnsetType = UNSET
 
 
+class StreamPool(Part, frozen=True):
+    """What the allocator reserves for a stream that does not compute, at its highest."""
+
+    name: str
+    bytes: int
+    reason: str
+    source: str
+
+
 class Routing(Part, frozen=True):
     """The allocated peak of a rank with experts where all ranks get as many rows, and where one gets them all:
     `worst_imbalance` times the mean."""
@@ -247,6 +257,7 @@ class Budget(Part, frozen=True):
     stages: tuple[StageBytes, ...] | UnsetType = UNSET
     schedule: str | UnsetType = UNSET
     routing: Routing | UnsetType = UNSET
+    pools: tuple[StreamPool, ...] | UnsetType = UNSET
 
 
 class Remedy(Part, frozen=True):

@@ -17,22 +17,27 @@ from ..autograd.meter import rounded
 from ..estimate.autograd import Subject, subject
 from ..gpus import Gpu, framework_bytes, library_workspace, reserved_range
 from ..mesh import Mesh
-from ..report import Band, Budget, BudgetLine, PhaseBytes, StageBytes, WeightsOwed
+from ..report import Band, Budget, BudgetLine, PhaseBytes, StageBytes, StreamPool, WeightsOwed
 from ..spec import Model, Run
 from ..states import States, gradients_on_host, states
-from ..states.result import MOMENTS, Phase
+from ..states.result import MOMENTS, Phase, Pool
+from ..units import FP32
 from .chunk import Alive, Chunk
 from .job import Job
 from .stages import StagePlan, stage_plans
 
 
 class StageBudget(msgspec.Struct, frozen=True):
-    """One stage's phases, what it keeps at most for gradients of weights that come later, and what their graphs
-    keep."""
+    """One stage's phases.
+
+    main_bytes: what the stream that computes has allocated at its highest. owed_bytes, graph_bytes: what is kept at
+    most for gradients of weights that come later, and what their graphs keep.
+    """
 
     plan: StagePlan
     phases: tuple[PhaseBytes, ...]
     states: States
+    main_bytes: int
     owed_bytes: int
     graph_bytes: int
 
@@ -47,7 +52,9 @@ def budget(model: Model, run: Run, job: Job, whole: Subject) -> Budget:
     stages = [_stage(plan, run, job, whole) for plan in stage_plans(model, run, job, whole)]
     worst = max(stages, key=lambda stage: stage.peak.total_bytes)
     total = worst.peak.total_bytes
-    reserved = reserved_range(total, eager_attention=run.attention == "eager")
+    pools = sum(pool.nbytes for pool in worst.states.pools)
+    low, typical, high = reserved_range(worst.main_bytes, eager_attention=run.attention == "eager")
+    reserved = Band(low=low + pools, high=high + pools, typical=typical + pools)
     framework = _framework(run.mesh, job.gpu)
     return Budget(
         recipe=job.recipe.name,
@@ -56,13 +63,14 @@ def budget(model: Model, run: Run, job: Job, whole: Subject) -> Budget:
         phases=worst.phases,
         peak_phase=worst.peak.phase,
         total_bytes=total,
-        reserved_bytes=Band(low=reserved[0], high=reserved[1]),
+        reserved_bytes=reserved,
         framework_bytes=Band(low=framework[0], high=framework[1]),
-        device_bytes=Band(low=reserved[0] + framework[0], high=reserved[1] + framework[1]),
+        device_bytes=Band(low=reserved.low + framework[0], high=reserved.high + framework[1]),
         host_bytes=worst.states.host_bytes,
         lines=_lines(worst.states),
         stage=worst.plan.number,
         stages=tuple(_summary(stage) for stage in stages) if run.mesh.pp > 1 else UNSET,
+        pools=tuple(map(_pool, worst.states.pools)) or UNSET,
         schedule=schedule.name if (schedule := job.schedule_of(run.mesh)) is not None else UNSET,
     )
 
@@ -85,7 +93,7 @@ def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget
     later = _split(subject) if plan.owed or any(held.kind == "I" for held in plan.holdings) else subject
     halved = chunks if later is subject else [Chunk(span, plan, run, later, growing, job) for span in plan.chunks]
     workspace = library_workspace(job.gpu).high if job.gpu is not None else 0
-    found: dict[Phase, list[PhaseBytes]] = {"forward_loss": [], "backward": []}
+    found: dict[Phase, list[tuple[PhaseBytes, int]]] = {"forward_loss": [], "backward": []}
     for held in plan.holdings:
         waiting = sum(map(mul, held.kept, (chunk.result.kept_bytes for chunk in chunks)))
         waiting += sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved)))
@@ -94,7 +102,9 @@ def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget
         for alive in (running.forward(),) if held.kind == "F" else running.backward():
             found[phase].append(_phase(phase, static, workspace, alive, waiting))
     step = _phase("optimizer_step", static, workspace, Alive(*_held_at_step(plan, run, subject)), 0)
-    phases = (*(max(moments, key=lambda phase: phase.total_bytes) for moments in found.values()), step)
+    moments = [moment for several in found.values() for moment in several] + [step]
+    phases = (*(max(several, key=lambda one: one[0].total_bytes)[0] for several in found.values()), step[0])
+    main = max(phase.total_bytes - pooled for phase, pooled in moments)
     moved = 0
     if job.offload_activations:
         each = [chunk.host_bytes for chunk in chunks]
@@ -102,7 +112,7 @@ def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget
     owed = max(sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved))) for held in plan.holdings)
     graphs = max(sum(map(mul, held.owed, (chunk.result.kept_bytes for chunk in chunks))) for held in plan.holdings)
     static = dataclasses.replace(static, host_bytes=static.host_bytes + moved)
-    return StageBudget(plan, phases, static, owed, graphs)
+    return StageBudget(plan, phases, static, main, owed, graphs)
 
 
 def _split(whole: Subject) -> Subject:
@@ -115,15 +125,14 @@ def _held_at_step(plan: StagePlan, run: Run, subject: Subject) -> tuple[int, int
     their graph the embedding's output and its gradient, if that was made a leaf (enable_input_require_grads)."""
     if not (run.hold_logits and plan.head and run.loss == "naive"):
         return 0, 0
-    logits = (
-        run.tokens * run.mesh.divide(subject.model.vocab_size, "tp", "the vocabulary") * run.residual_dtype.itemsize
-    )
+    dtype = FP32 if subject.model.head.fp32 else run.residual_dtype
+    logits = run.tokens * run.mesh.divide(subject.model.vocab_size, "tp", "the vocabulary") * dtype.itemsize
     leaf = 2 * subject.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
     return rounded(leaf), rounded(logits)
 
 
-def _phase(phase: Phase, static: States, workspace: int, alive: Alive, waiting: int) -> PhaseBytes:
-    """One phase's categories at a moment of it."""
+def _phase(phase: Phase, static: States, workspace: int, alive: Alive, waiting: int) -> tuple[PhaseBytes, int]:
+    """One phase's categories at a moment of it, and what of them lies in pools of other streams."""
     sizes = {
         "parameters_bytes": static.bytes("parameters", phase),
         "gradients_bytes": static.bytes("gradients", phase) if alive.gradients is None else alive.gradients,
@@ -135,7 +144,10 @@ def _phase(phase: Phase, static: States, workspace: int, alive: Alive, waiting: 
     }
     total = sum(sizes.values())
     unborn = static.bytes("optimizer", phase) - static.bytes("optimizer", phase, first_step=True)
-    return PhaseBytes(phase=phase, **sizes, total_bytes=total, first_step_total_bytes=total - unborn)
+    pooled = static.pooled_bytes("communication", phase, moment=alive.moment)
+    if any(line.category == "gradients" and line.own_pool for line in static.lines):
+        pooled += sizes["gradients_bytes"]
+    return PhaseBytes(phase=phase, **sizes, total_bytes=total, first_step_total_bytes=total - unborn), pooled
 
 
 def _lines(static: States) -> tuple[BudgetLine, ...]:
@@ -151,6 +163,10 @@ def _lines(static: States) -> tuple[BudgetLine, ...]:
         )
         for line in static.lines
     )
+
+
+def _pool(pool: Pool) -> StreamPool:
+    return StreamPool(name=pool.name, bytes=pool.nbytes, reason=pool.reason, source=pool.source)
 
 
 def _summary(stage: StageBudget) -> StageBytes:

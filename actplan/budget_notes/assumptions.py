@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from ..gpus import SLACK_SOURCE, framework_ranges
 from .facts import Facts, Said, gib
 
@@ -20,6 +22,14 @@ def assumption_notes(facts: Facts) -> Said:
         f"{gib(found.reserved_bytes.low)} to {gib(found.reserved_bytes.high)} ({SLACK_SOURCE}). ±10 % between runs, "
         f"drivers and devices is normal (20.2, 22.3 and 24.1 GB for one configuration: meta-pytorch/torchtune#961)",
     )
+    if found.pools is not UNSET:
+        parts = " and ".join(f"{gib(pool.bytes)} of the {pool.name} ({pool.reason})" for pool in found.pools)
+        yield (
+            "stream-pools",
+            f"reserved memory holds pools of FSDP's own streams, which nothing else may use: {parts}. What is free in "
+            "them goes back to the device only when an allocation would fail (CUDACachingAllocator.cpp: "
+            "release_cached_blocks), so that a job may still fit where the reserved band says it does not",
+        )
     if facts.job.gpu is not None:
         yield from _framework(facts)
     yield (

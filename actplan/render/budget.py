@@ -49,7 +49,8 @@ def _budget(budget: Budget) -> list[Block]:
 
 
 def _band(band: Band) -> str:
-    return f"{gib(band.low)} to {gib(band.high)} GiB"
+    typical = "" if band.typical is UNSET else f", typically {gib(band.typical)}"
+    return f"{gib(band.low)} to {gib(band.high)} GiB{typical}"
 
 
 def _phases(budget: Budget, title: str) -> Table:

@@ -15,7 +15,7 @@ from ..profile import ModelProfile
 from ..recipes import Quantisation, Recipe
 from ..sharding import Ddp, Fsdp, MegatronDdp, Zero
 from ..units import FP32
-from .buffers import communication, pipeline_buffers
+from .buffers import communication, pipeline_buffers, pools
 from .quantised import is_quantised
 from .result import (
     ALWAYS,
@@ -65,7 +65,9 @@ def states(
         lines.extend(pipeline_buffers(boundary_bytes, mesh.vpp, stage == 0))
     tensors = _stepped(held, recipe)
     paged = 0 if recipe.offload.optimizer else recipe.optimizer.paged_bytes(tensors)
-    return States(tuple(line for line in lines if line.nbytes), _host_bytes(held, recipe), paged)
+    shards = sum(line.nbytes for line in lines if line.category == "gradients" and line.own_pool)
+    streams = pools(own, recipe, mesh, shards)
+    return States(tuple(line for line in lines if line.nbytes), _host_bytes(held, recipe), paged, streams)
 
 
 def _parameters(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line]:

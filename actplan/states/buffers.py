@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..mesh import Mesh
 from ..recipes import Recipe
 from ..sharding import Ddp, Fsdp, MegatronDdp, Zero, shard_divisors
-from .result import ALWAYS, DURING_BACKWARD, Line, Phase
+from .result import ALWAYS, DURING_BACKWARD, Line, Phase, Pool
 from .shards import fsdp_shard, ranks_of, stored_dtype
 from .units import Unit
 
@@ -26,6 +26,30 @@ def communication(units: Sequence[Unit], recipe: Recipe, mesh: Mesh) -> list[Lin
     if isinstance(sharding, MegatronDdp):
         return _full_shard(units, recipe, sharding, mesh)
     return _ddp(units, recipe, sharding, mesh)
+
+
+def pools(units: Sequence[Unit], recipe: Recipe, mesh: Mesh, gradients: int) -> tuple[Pool, ...]:
+    """The pools of a recipe's streams, for the units of one stage; `gradients`: what this rank keeps of them."""
+    sharding = recipe.sharding
+    if isinstance(sharding, MegatronDdp) and sharding.full_shard:
+        sharding = Fsdp(reduce=recipe.gradients)
+    if not isinstance(sharding, Fsdp):
+        return ()
+    found = [Pool("all-gather stream", *_all_gather_pool(units, recipe, sharding, mesh), _FSDP_SOURCE)]
+    if gradients:
+        reason = "the shards of all gradients, outputs of the reduce-scatters; reserved when the optimizer frees them"
+        found.append(Pool("reduce-scatter stream", gradients, reason, _FSDP_SOURCE))
+    return tuple(found)
+
+
+def _all_gather_pool(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> tuple[int, str]:
+    """A unit's flat output and, while it is copied in, its shards in the compute type. The root's output is held until
+    the first layer's has been copied out (FSDPParamGroup.wait_for_unshard), whose shards fit where the root's were."""
+    root = [unit for unit in units if unit.kind != "layer"]
+    flat = max((_gathered_bytes(unit, recipe) for unit in layers_of(units)), default=0)
+    whole = sum(_gathered_bytes(unit, recipe) for unit in root)
+    cast = max(_cast_bytes(part, recipe, sharding, mesh) for part in _grouped(units))
+    return whole + flat + cast, "the root's flat output and the first layer's, and the shards they are gathered from"
 
 
 def _trained(units: Sequence[Unit]) -> int:
@@ -106,18 +130,11 @@ def _fsdp(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> 
 
 
 def _fsdp_cast(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> list[Line]:
-    """The shard of the largest unit in the compute type, the input of its all-gather."""
-    sizes = [0]
-    for part in _grouped(units):
-        size = 0
-        for p in (p for unit in part for p in unit.parameters):
-            by = shard_divisors(sharding, ranks_of(p, mesh)).parameters
-            if stored_dtype(p, recipe) != recipe.compute:
-                size += fsdp_shard(p.shape, by) * recipe.compute.itemsize
-        sizes.append(size)
-    if not max(sizes):
+    """The shard of the largest layer in the compute type, the input of its all-gather."""
+    sizes = [_cast_bytes([unit], recipe, sharding, mesh) for unit in layers_of(units)]
+    if not max(sizes, default=0):
         return []
-    reason = "the shards of the largest unit, cast to the compute type for its all-gather"
+    reason = "the shards of the largest layer, cast to the compute type for its all-gather"
     return [
         Line(
             "communication",
@@ -130,6 +147,16 @@ def _fsdp_cast(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh
             moments=("layers",),
         )
     ]
+
+
+def _cast_bytes(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> int:
+    """This rank's shards of what is stored in another type than it is gathered in."""
+    size = 0
+    for p in (p for unit in units for p in unit.parameters):
+        by = shard_divisors(sharding, ranks_of(p, mesh)).parameters
+        if stored_dtype(p, recipe) != recipe.compute:
+            size += fsdp_shard(p.shape, by) * recipe.compute.itemsize
+    return size
 
 
 def _grouped(units: Sequence[Unit]) -> list[list[Unit]]:

@@ -31,9 +31,7 @@ class Line:
     Attributes:
         phases: when it is alive.
         from_first_step: it appears at the first optimizer step, as moments do.
-        own_pool: allocated on a stream of its own, so that what it frees stays reserved for that stream
-        (PyTorch's
-            caching allocator keeps a pool a stream, c10/cuda/CUDACachingAllocator.cpp).
+        own_pool: allocated on a stream of its own, and so in one of the state's `pools`.
         high: the upper end, where only a range is known; `nbytes` is what is expected.
         moments: of the backward, in which it is alive.
     """
@@ -51,12 +49,27 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """What one stream has allocated at its highest. PyTorch's caching allocator keeps a pool a stream: what a stream
+    frees stays reserved for it (c10/cuda/CUDACachingAllocator.cpp)."""
+
+    name: str
+    nbytes: int
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class States:
-    """The static half of one rank's budget. Bytes; `host_bytes` and `paged_bytes` are in no category."""
+    """The static half of one rank's budget. Bytes; `host_bytes` and `paged_bytes` are in no category.
+
+    pools: of the streams that are not the one which computes.
+    """
 
     lines: tuple[Line, ...]
     host_bytes: int = 0
     paged_bytes: int = 0
+    pools: tuple[Pool, ...] = ()
 
     def bytes(self, category: Category, phase: Phase, *, first_step: bool = False, moment: Moment | None = None) -> int:
         """One category in one phase; `first_step`: before the optimizer has ever stepped. Without a moment, the one of
@@ -68,10 +81,10 @@ class States:
         """All categories in one phase."""
         return sum(line.nbytes for line in self._alive(phase, first_step, self._fullest(phase, first_step)))
 
-    def reserved_bytes(self, phase: Phase) -> int:
-        """What the allocator holds for them: alive in this phase, or freed to a stream's own pool."""
-        alive = list(self._alive(phase, False, self._fullest(phase, False)))
-        return sum(line.nbytes for line in self.lines if line.own_pool or line in alive)
+    def pooled_bytes(self, category: Category, phase: Phase, *, moment: Moment | None = None) -> int:
+        """What of `bytes` lies in the pools."""
+        lines = self._alive(phase, False, moment or self._fullest(phase, False))
+        return sum(line.nbytes for line in lines if line.category == category and line.own_pool)
 
     def _fullest(self, phase: Phase, first_step: bool) -> Moment:
         if phase != "backward":

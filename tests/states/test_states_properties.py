@@ -56,7 +56,11 @@ def test_categories_sum_to_the_total(recipe: Recipe, dp: int, pp: int, steps: in
             for first in (False, True):
                 parts = [found.bytes(c, phase, first_step=first) for c in CATEGORIES]
                 assert sum(parts) == found.total_bytes(phase, first_step=first)
-            assert found.reserved_bytes(phase) >= found.total_bytes(phase)
+            for category in CATEGORIES:
+                pooled = found.pooled_bytes(category, phase)
+                assert 0 <= pooled <= found.bytes(category, phase)
+            pooled = sum(found.pooled_bytes(category, phase) for category in CATEGORIES)
+            assert pooled <= sum(pool.nbytes for pool in found.pools)
         assert all(isinstance(line.nbytes, int) and line.nbytes > 0 for line in found.lines)
         assert all(line.reason and line.source for line in found.lines)
         assert found.optimizer_first_step_bytes <= found.optimizer_bytes
