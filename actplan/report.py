@@ -46,6 +46,7 @@ class RunInfo(Part, frozen=True):
     fake_quantised: str | UnsetType = UNSET
     mtp: bool | UnsetType = UNSET
     expert_imbalance: float | UnsetType = UNSET
+    context_attention: str | UnsetType = UNSET
 
 
 class Residual(Part, frozen=True):

@@ -384,6 +384,7 @@ cudnn: sdpa on cuDNN's (torch's first choice on Hopper and Blackwell). flex: fle
 flash: FlashAttention, which takes values narrower than keys as they are (version 3; it matters for latent attention
 only). flash2: version 2, to which Transformers hands such values padded."""
 LinearAttentionKernel = Literal["torch", "fla"]
+ContextAttention = Literal["ring", "all-gather", "all-to-all"]
 Kernels = Literal["hf", "liger"]
 Loss = Literal["naive", "fused", "none"]
 Device = Literal["cpu", "cuda"]
@@ -470,6 +471,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     frozen: Frozen = Frozen()
     mtp: bool = False
     """Whether multi-token prediction is trained, as Megatron-Core does and Transformers does not."""
+    context_attention: ContextAttention = "ring"
+    """How attention reads a sequence that context parallelism divides."""
     split_backward: bool = False
     """Whether backward leaves the gradients of linears' weights for later, as pipelines without bubbles do."""
     input_require_grads: bool = False

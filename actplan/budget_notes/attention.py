@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from ..errors import InputError
 from ..layers.head import is_masked
 from ..spec import Attention, GatedDeltaNet, LatentAttention, Mamba2
 from ..units import FP32
 from .facts import Facts, Said, gib
 
-RING = "zhuzilin/ring-flash-attention: ring_flash_attn.py, utils.py update_out_and_lse"
-GATHERED = (
-    "Transformer Engine context_parallel.py, AttnFuncWithCPAndKVP2P: p2p_comm_buffers holds every block; "
-    "Llama 3, arXiv 2407.21783, section 3.3.2: all-gather"
-)
-ULYSSES = "DeepSpeed-Ulysses, arXiv 2309.14509, section 3"
+SOURCES = {
+    "ring": "zhuzilin/ring-flash-attention: ring_flash_attn.py, utils.py update_out_and_lse",
+    "all-gather": "torch/distributed/tensor/experimental/_context_parallel/_attention.py, its default rotate method",
+    "all-to-all": "DeepSpeed: runtime/sequence_parallel/ulysses_sp.py; arXiv 2309.14509, section 3",
+}
 
 
 def attention_notes(facts: Facts) -> Said:
@@ -51,25 +51,26 @@ def _device(facts: Facts) -> Said:
 
 
 def _context(facts: Facts) -> Said:
-    run, mesh = facts.run, facts.mesh
-    found = [layer.mixer for layer in facts.model.layers if isinstance(layer.mixer, Attention)]
-    if not found:
+    """What the peak is with each way of reading a divided sequence."""
+    run = facts.run
+    if not any(_heads(layer.mixer) for layer in facts.model.layers):
         return
-    mixer = max(found, key=lambda one: one.num_attention_heads * one.head_dim)
-    rows = run.tokens // mesh.tp
-    query, key = rows * mixer.num_attention_heads * mixer.head_dim, rows * mixer.num_key_value_heads * mixer.head_dim
-    block = 2 * key * run.dtype.itemsize
-    forward = block + query * FP32.itemsize + rows * mixer.num_attention_heads * FP32.itemsize
-    backward = block + (query + 4 * key) * FP32.itemsize
-    exchanged = (2 * query + 2 * key) * run.dtype.itemsize
+    counted = run.context_attention
+    others = ", ".join(f"with {how} {_total(facts, how)}" for how in SOURCES if how != counted)
     yield (
         "context-parallel",
-        f"not counted, for one layer at a time: ring attention adds {gib(forward)} in forward (the keys and values "
-        f"being received, {gib(block)}, and an fp32 output and log-sum-exp) and {gib(backward)} in backward (fp32 "
-        f"gradients of queries, and of keys and values beside those being received; {RING}); where the blocks of all "
-        f"{mesh.cp} ranks are kept or gathered {gib(block * mesh.cp)} ({GATHERED}); all-to-all holds queries, keys, "
-        f"values and output once more, {gib(exchanged)}, and its degree must divide the heads ({ULYSSES})",
+        f"counted with {counted} attention over {facts.mesh.cp} ranks, the peak is {gib(facts.found.total_bytes)}; "
+        f"{others} (--cp-attention). Blocks received, what is merged and gradients that travel in fp32 are counted "
+        f"where they live, in one layer at a time; all-to-all keeps one output more a layer ({SOURCES[counted]}). "
+        "Counted is the last rank, which reads every block",
     )
+
+
+def _total(facts: Facts, how: str) -> str:
+    try:
+        return gib(facts.with_run(context_attention=how))
+    except InputError as error:
+        return f"none: {error.problem}"
 
 
 def _recurrent(facts: Facts) -> Said:

@@ -9,7 +9,7 @@ from typing import get_args
 
 from ..errors import InputError
 from ..policies import POLICY_WORDS, parse_policy
-from ..spec import AttentionKernel, Device, Kernels, LinearAttentionKernel, Loss, Precision
+from ..spec import AttentionKernel, ContextAttention, Device, Kernels, LinearAttentionKernel, Loss, Precision
 from ..units import parse_dtype, parse_range
 
 MAX_DIGITS = 100
@@ -106,6 +106,7 @@ RUN_AXES = (
     RunAxis("--loss", "loss", _words(Loss)),
     RunAxis("--device", "device", _words(Device)),
     *(RunAxis(f"--{name}", f"mesh.{name}", numbers) for name in ("dp", "tp", "cp", "pp", "vpp", "ep", "etp")),
+    RunAxis("--cp-attention", "context_attention", _words(ContextAttention)),
     RunAxis("--expert-imbalance", "expert_imbalance", _factors),
     RunAxis("--checkpoint-dtype", "checkpoint_dtype", _dtypes),
     RunAxis("--checkpoint", "checkpoint", _policies),

@@ -167,6 +167,10 @@ class RunOptions:
     vpp: Annotated[str | None, Option("--vpp", metavar="N", help="Model chunks of a stage.")] = None
     ep: Annotated[str | None, Option("--ep", metavar="N", help="Expert-parallel ranks.")] = None
     etp: Annotated[str | None, Option("--etp", metavar="N", help="Tensor-parallel ranks of an expert.")] = None
+    cp_attention: Annotated[
+        str | None,
+        Option("--cp-attention", metavar="NAME", help="Over context-parallel ranks: ring, all-gather, all-to-all."),
+    ] = None
     expert_imbalance: Annotated[
         str | None,
         Option("--expert-imbalance", metavar="F", help="Rows of the busiest rank's experts over the mean: 1 to --ep."),

@@ -116,6 +116,8 @@ def _trained_how(run: Run) -> dict[str, Any]:
         said["mtp"] = True
     if run.expert_imbalance != 1:
         said["expert_imbalance"] = run.expert_imbalance
+    if run.mesh.cp > 1:
+        said["context_attention"] = run.context_attention
     return said
 
 

@@ -29,6 +29,27 @@ def check_attention(model: Model, run: Run) -> None:
     refuse(model, run)
 
 
+def check_context(model: Model, run: Run) -> None:
+    """Refuse attention that cannot read a sequence divided over ranks."""
+    found = any(isinstance(one.mixer, LatentAttention | Attention) and not _sinks(one.mixer) for one in model.layers)
+    if run.mesh.cp == 1 or not found:
+        return
+    if run.attention == "eager":
+        raise InputError(
+            "eager attention needs the whole sequence on one rank", where=WHERE, allowed="sdpa or flash with --cp"
+        )
+    if run.context_attention != "all-to-all" and run.attention not in ("sdpa", "flash", "flash2"):
+        raise InputError(
+            f"{run.context_attention} attention is counted with FlashAttention's kernel, not {run.attention}",
+            where=WHERE,
+            allowed="sdpa or flash, or --cp-attention all-to-all",
+        )
+
+
+def _sinks(mixer: object) -> bool:
+    return isinstance(mixer, Attention) and mixer.sinks
+
+
 def _widths(model: Model) -> Iterator[tuple[int, int]]:
     """(keys, values) of each layer's heads."""
     for layer in dict.fromkeys(model.layers):

@@ -14,7 +14,7 @@ from ..ops import attention as attn
 from ..ops import norm, rope
 from ..spec import Attention, GatedDeltaNet, LatentAttention, LigerModule, Mamba2, Model, Moe, NormType, Run
 from . import mlp
-from .kernel_limits import check_attention, check_imbalance
+from .kernel_limits import check_attention, check_context, check_imbalance
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -85,8 +85,11 @@ _HF = Kernels(
 def kernels(model: Model, run: Run) -> Kernels:
     """The kernels of a run. What only some models have is imported for them alone."""
     check_attention(model, run)
+    check_context(model, run)
     check_imbalance(model, run)
     chosen = replace(_HF, attention=_attention(run), **_rotations(model), **_of_parts(model, run))
+    if run.mesh.cp > 1:
+        chosen = _over_ranks(chosen, run)
     if any(kind == "layer_fp32" for kind in (model.norm, *(layer.norm for layer in model.layers))):
         from ..ops.layer_norm import layer_norm_fp32
 
@@ -112,6 +115,19 @@ def _attention(run: Run) -> AttentionKernel:
         return _of_torch(run.attention)
     named = {"sdpa": attn.sdpa_attention, "efficient": attn.efficient_attention}
     return named.get(run.attention, attn.eager_attention)
+
+
+def _over_ranks(chosen: Kernels, run: Run) -> Kernels:
+    """Attention over a sequence that context parallelism divides."""
+    from ..ops import context_parallel as cp
+
+    def over(kernel: AttentionKernel) -> AttentionKernel:
+        if run.context_attention == "all-to-all":
+            return partial(cp.exchanged_attention, ranks=run.mesh.cp, kernel=kernel)
+        blocks = cp.ring_attention if run.context_attention == "ring" else cp.gathered_attention
+        return partial(blocks, ranks=run.mesh.cp, low=run.dtype)
+
+    return replace(chosen, attention=over(chosen.attention), latent_attention=over(chosen.latent_attention))
 
 
 def _latent_attention(run: Run) -> AttentionKernel:

@@ -39,6 +39,7 @@ def run_line(run: RunInfo) -> str:
         f"{run.kernels} modules, {run.attention}, {run.linear_attention}",
         f"{run.loss} loss" if run.loss != "none" else "no loss",
         *([] if run.mtp is UNSET else ["multi-token prediction"]),
+        *([] if run.context_attention is UNSET else [f"{run.context_attention} attention"]),
         *([] if run.expert_imbalance is UNSET else [f"busiest experts × {run.expert_imbalance:g}"]),
     ]
     if run.checkpoint != "none":
