@@ -62,8 +62,14 @@ def _context(facts: Facts) -> Said:
         f"counted with {counted} attention over {facts.mesh.cp} ranks, the peak is {gib(facts.found.total_bytes)}; "
         f"{others} (--cp-attention). Blocks received, what is merged and gradients that travel in fp32 are counted "
         f"where they live, in one layer at a time; all-to-all keeps one output more a layer ({SOURCES[counted]}). "
-        "Counted is the last rank, which reads every block",
+        f"Counted is the last rank, which reads every block{_sinks(facts)}",
     )
+
+
+def _sinks(facts: Facts) -> str:
+    if not any(isinstance(layer.mixer, Attention) and layer.mixer.sinks for layer in facts.model.layers):
+        return ""
+    return "; attention with sinks has no such kernel here: as if each rank read its own block, with nothing exchanged"
 
 
 def _total(facts: Facts, how: str) -> str:

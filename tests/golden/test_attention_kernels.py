@@ -14,8 +14,9 @@ from actplan.estimate.autograd import segmented
 from actplan.layers.kernels import kernels
 from actplan.layers.model import Walk, walk
 from actplan.load import load_model
+from actplan.mesh import Mesh
 from actplan.policies import EveryLayer, NoCheckpoint
-from actplan.spec import Attention, Model, Run
+from actplan.spec import Attention, LatentAttention, Model, Run
 from actplan.units import FP16, FP32
 
 T = 1000
@@ -110,6 +111,9 @@ def narrow(width: int) -> Model:
         (model("gpt-oss-20b"), Run(attention="flex"), "with sinks"),
         (model("qwen-27b", 4), Run(attention="flex"), "refuses flex_attention"),
         (model("gpt2"), Run(attention="flex"), "refuses flex_attention"),
+        (model("gpt2"), Run(attention="eager", mesh=Mesh(cp=2)), "whole sequence on one rank"),
+        (model("gpt-oss-20b"), Run(attention="eager", mesh=Mesh(cp=2)), "whole sequence on one rank"),
+        (model("gpt2"), Run(attention="cudnn", mesh=Mesh(cp=2)), "counted with FlashAttention's kernel"),
     ],
 )
 def test_what_a_kernel_refuses(planned: Model, run: Run, message: str) -> None:
@@ -123,6 +127,31 @@ def test_what_it_takes() -> None:
     kernels(narrow(256), Run(attention="cudnn", dtype=FP16))
     kernels(narrow(64), Run(attention="cudnn", precision="autocast"))
     kernels(model("deepseek-v3"), Run(attention="cudnn"))
+    kernels(model("gpt2"), Run(attention="cudnn", mesh=Mesh(cp=2), context_attention="all-to-all"))
+
+
+@pytest.mark.parametrize("how", ["ring", "all-gather", "all-to-all"])
+@pytest.mark.parametrize("preset", ["llama-3-8b", "deepseek-v3", "qwen-27b"])
+def test_a_divided_sequence_keeps_what_one_rank_of_that_length_keeps(preset: str, how: Any) -> None:
+    """Beside the kernel's own names: all-to-all keeps one output more, and latent attention's values are copied out of
+    the product that they are one half of."""
+    planned = model(preset, 4)
+    alone = walk(planned, Run(sequence_length=4096, attention="flash", loss="none"))
+    run = Run(sequence_length=4 * 4096, attention="flash", loss="none", mesh=Mesh(cp=4), context_attention=how)
+    divided = walk(planned, run)
+    expected = 0
+    for mixer in (layer.mixer for layer in planned.layers):
+        if isinstance(mixer, Attention) and how == "all-to-all":
+            expected += mixer.num_attention_heads * mixer.head_dim * 4096 * 2
+        if isinstance(mixer, LatentAttention) and how == "ring":
+            expected -= mixer.num_attention_heads * mixer.v_head_dim * 4096 * 2
+    assert divided.saved_bytes - alone.saved_bytes == pytest.approx(expected, abs=64 * planned.num_layers)
+    assert divided.tape.flops > alone.tape.flops
+    for policy in (NoCheckpoint(), EveryLayer()):
+        ours = segmented(planned, run, policy)
+        oracle = walk(planned, run, ours.segments)
+        assert ours.peak_forward_bytes == pytest.approx(oracle.peak_forward_bytes, rel=1e-3)
+        assert ours.peak_backward_bytes == pytest.approx(oracle.peak_backward_bytes, rel=1e-3)
     kernels(model("qwen-27b", 2), Run(attention="flex"))  # no attention at all
 
 
