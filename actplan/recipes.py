@@ -12,6 +12,7 @@ from fractions import Fraction
 from .errors import InputError
 from .optimizers import OPTIMIZERS, AdamW, BitsAndBytesAdamW, Optimizer, Stepped
 from .sharding import Ddp, Fsdp, MegatronDdp, Sharding, Zero, shard_divisors
+from .spec import FourBit
 from .units import BF16, FP16, FP32, DType
 
 
@@ -22,48 +23,6 @@ class Offload:
 
     parameters: bool = False
     optimizer: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Quantisation:
-    """A frozen base in few bits (QLoRA, Dettmers et al., arXiv 2305.14314).
-
-    bits: of each value. block: values under one absmax, fp32, or one byte with a second level of absmax over
-    `nested_block` of them (double quantisation, its section 3). code: bytes of tables per tensor. Matrices of
-    linears are quantised; embeddings, norms, biases and the head are not (transformers/quantizers/base.py,
-    `get_keys_to_not_convert`), and stay in `rest`, which `prepare_model_for_kbit_training` makes fp32
-    (peft/utils/other.py).
-    """
-
-    name: str = "nf4"
-    bits: int = 4
-    block: int = 64
-    double: bool = False
-    nested_block: int = 256
-    code: int = 16 * 4
-    rest: DType | None = None
-    source: str = "bitsandbytes/functional.py: quantize_4bit"
-
-    def packed_bytes(self, numel: int) -> int:
-        return -(-numel * self.bits // 8)
-
-    def scale_bytes(self, numel: int) -> int:
-        blocks = -(-numel // self.block)
-        if not self.double:
-            return 4 * blocks + self.code
-        # one byte a block, an fp32 absmax for each 256 of them, an fp32 offset, and the second table of 256
-        return blocks + 4 * -(-blocks // self.nested_block) + 4 + self.code + 256 * 4
-
-
-NF4 = Quantisation()
-NF4_DOUBLE = Quantisation(name="nf4-double", double=True)
-INT8 = Quantisation(
-    name="int8",
-    bits=8,
-    block=1 << 62,
-    code=0,
-    source="bitsandbytes/nn/modules.py: Int8Params (one scale a row is left out)",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +61,7 @@ class Recipe:
         optimizer_in_backward: each gradient is consumed and freed as soon as it exists.
         accumulation_steps: micro-batches per step.
         frozen: the type of weights that are not trained, None: `weights`.
-        base: quantisation of frozen matrices. upcast_rest: what it leaves alone becomes fp32.
+        base: how the frozen matrices of linears are quantised.
     """
 
     name: str
@@ -124,8 +83,7 @@ class Recipe:
     accumulation_steps: int = 1
     offload: Offload = Offload()
     frozen: DType | None = None
-    base: Quantisation | None = None
-    upcast_rest: bool = False
+    base: FourBit | None = None
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -270,8 +228,7 @@ QLORA = replace(
     name="qlora",
     title="NF4 base with double quantisation, fp32 adapters, paged 32-bit AdamW",
     source="Dettmers et al., arXiv 2305.14314, sections 3 and 4",
-    base=NF4_DOUBLE,
-    upcast_rest=True,
+    base=FourBit(nested=True),
     optimizer=BitsAndBytesAdamW(bits=32, paged=True, name="paged-adamw"),
 )
 QLORA_PLAIN = replace(
@@ -279,7 +236,7 @@ QLORA_PLAIN = replace(
     name="qlora-plain",
     title="the same without prepare_model_for_kbit_training: norms, embeddings and head stay bf16",
     source="peft/utils/other.py: prepare_model_for_kbit_training, left out",
-    upcast_rest=False,
+    base=FourBit(nested=True, upcast=False),
 )
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from .errors import InputError
 from .recipes import Recipe
-from .spec import FourBit, Lora, Precision, Run
+from .spec import Lora, Precision, Run
 from .units import DType
 
 DEFAULT_ADAPTERS = Lora()
@@ -31,7 +31,7 @@ def under(run: Run, recipe: Recipe, *, dtype: DType | None = None, precision: Pr
     run = replace(run, dtype=recipe.compute, precision=_precision(recipe, precision))
     if recipe.frozen is None:
         return run
-    return replace(run, adapters=run.adapters or DEFAULT_ADAPTERS, quantised=_quantised(recipe))
+    return replace(run, adapters=run.adapters or DEFAULT_ADAPTERS, quantised=recipe.base)
 
 
 def _precision(recipe: Recipe, given: Precision | None) -> Precision:
@@ -46,15 +46,6 @@ def _precision(recipe: Recipe, given: Precision | None) -> Precision:
             allowed="pure; autocast goes with the recipes autocast, fp16, lora and qlora",
         )
     return given or "pure"
-
-
-def _quantised(recipe: Recipe) -> FourBit | None:
-    base = recipe.base
-    if base is None:
-        return None
-    if base.bits != 4:
-        raise InputError(f"a base in {base.bits} bits is not run", where="--recipe", allowed="4 bits")
-    return FourBit(nested=base.double, block_size=base.block, upcast=recipe.upcast_rest)
 
 
 def around_frozen(recipe: Recipe, run: Run) -> Recipe:

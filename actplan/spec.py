@@ -425,6 +425,26 @@ class FourBit(Spec, frozen=True):
     block_size: int = 64
     upcast: bool = True
 
+    @property
+    def name(self) -> str:
+        """`nf4`, `nf4-double` with nested scales."""
+        return "nf4-double" if self.nested else "nf4"
+
+    def packed_bytes(self, numel: int) -> int:
+        """The weights, two a byte (bitsandbytes/functional.py, quantize_4bit)."""
+        return -(-numel // 2)
+
+    def scale_bytes(self, numel: int) -> int:
+        """The scales and a table of 16 in fp32; nested: one byte a scale, an fp32 number for each 256 of them, their
+        table of 256 and an offset."""
+        blocks = -(-numel // self.block_size)
+        scales = 4 * blocks if not self.nested else blocks + 4 * -(-blocks // 256) + 4 * 256 + 4
+        return scales + 4 * 16
+
+    def stored_bytes(self, numel: int) -> int:
+        """Both."""
+        return self.packed_bytes(numel) + self.scale_bytes(numel)
+
 
 class FakeQuantised(Spec, frozen=True):
     """Quantisation-aware training of the layers' linears as torchao does it: weights in groups of `group_size`, and

@@ -12,11 +12,10 @@ from ..errors import InputError
 from ..mesh import Mesh
 from ..optimizers import Stepped
 from ..profile import ModelProfile
-from ..recipes import Quantisation, Recipe
+from ..recipes import Recipe
 from ..sharding import Ddp, Fsdp, MegatronDdp, Zero
 from ..units import FP32
 from .buffers import communication, pipeline_buffers, pools
-from .quantised import is_quantised
 from .result import (
     ALWAYS,
     AT_STEP,
@@ -31,6 +30,8 @@ from .result import (
 )
 from .shards import Piece, bucket_padding, padded, pieces
 from .units import PipelineSplit, Unit, chunk_layers, stage_chunks, units_of
+
+_FOUR_BIT_SOURCE = "bitsandbytes/functional.py: quantize_4bit"
 
 
 def states(
@@ -100,34 +101,19 @@ def _is_cast(piece: Piece, recipe: Recipe) -> bool:
 
 
 def _frozen(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
-    frozen = [p for p in held if not p.parameter.trainable]
-    base = recipe.base
-    plain = [p for p in frozen if base is None or not is_quantised(p.parameter)]
-    size = sum(p.weight * _rest_itemsize(p, base) for p in plain)
+    frozen, base = [p for p in held if not p.parameter.trainable], recipe.base
+    packed = [p for p in frozen if p.parameter.stored_bytes is not None]
+    size = sum(p.weight * p.stored.itemsize for p in frozen if p.parameter.stored_bytes is None)
     lines = [Line("parameters", "frozen weights", size, ALWAYS, "weights that are not trained", recipe.source)]
-    packed = [p for p in frozen if base is not None and is_quantised(p.parameter)]
     if base is not None and packed:
         size = sum(base.packed_bytes(p.weight) for p in packed)
         scales = sum(base.scale_bytes(p.weight) for p in packed)
         lines.append(
-            Line(
-                "parameters",
-                f"{base.name} base",
-                size,
-                ALWAYS,
-                f"frozen matrices in {base.bits} bits",
-                base.source,
-            )
+            Line("parameters", f"{base.name} base", size, ALWAYS, "frozen matrices in 4 bits", _FOUR_BIT_SOURCE)
         )
-        reason = f"one scale for {base.block} values" + (", quantised again" if base.double else "")
-        lines.append(Line("parameters", f"{base.name} scales", scales, ALWAYS, reason, base.source))
+        reason = f"one scale for {base.block_size} values" + (", quantised again" if base.nested else "")
+        lines.append(Line("parameters", f"{base.name} scales", scales, ALWAYS, reason, _FOUR_BIT_SOURCE))
     return lines
-
-
-def _rest_itemsize(piece: Piece, base: Quantisation | None) -> int:
-    if base is not None and base.rest is not None:
-        return base.rest.itemsize
-    return piece.stored.itemsize
 
 
 def _gradients(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line]:

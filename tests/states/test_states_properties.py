@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actplan.errors import InputError
+from actplan.load import load_model
 from actplan.mesh import Mesh
 from actplan.optimizers import OPTIMIZERS, AdamW, Stepped
-from actplan.profile import Parameter
-from actplan.recipes import NF4_DOUBLE, RECIPES, Offload, Recipe, load_recipe
+from actplan.profile import Parameter, profile
+from actplan.recipes import RECIPES, Offload, Recipe, load_recipe
+from actplan.running import under
 from actplan.sharding import Ddp, Fsdp, MegatronDdp, Zero
+from actplan.spec import FourBit, Lora, Run
 from actplan.states import CATEGORIES, PHASES, PipelineSplit, States, Unit, chunk_layers, stage_chunks, states
-from actplan.states.peft import Lora, with_lora
 from actplan.units import BF16, FP32
 
 
@@ -157,27 +159,34 @@ def test_ddp_buckets_copy_the_gradients() -> None:
     assert states(model(), views, Mesh(dp=2)).communication_bytes("backward") == 0
 
 
+LLAMA = load_model("llama-3.2-1b", preset=True, overrides=["num_layers=2"])
+"""Hidden 2,048, 32 heads and 8 key and value heads of 64, 8,192 inside, 128,256 words, tied."""
+
+
+def adapted(recipe: str, lora: Lora) -> States:
+    run = under(Run(sequence_length=64, adapters=lora), load_recipe(recipe))
+    return states(profile(LLAMA, run), load_recipe(recipe))
+
+
 def test_lora_trains_only_adapters() -> None:
-    units = with_lora(model(), Lora(8, ("q_proj", "v_proj")))
-    found = states(units, load_recipe("lora"))
-    adapters = 8 * 2 * 8 * (256 + 256)
+    found = adapted("lora", Lora(rank=8, targets=("q_proj", "v_proj")))
+    adapters = 2 * 8 * ((2048 + 2048) + (2048 + 512))
     assert found.gradients_bytes == 4 * adapters
     assert found.optimizer_bytes == 8 * adapters
-    frozen = states(model(), load_recipe("bf16")).parameters_bytes
+    frozen = states(profile(LLAMA, Run(sequence_length=64)), load_recipe("bf16")).parameters_bytes
     assert found.parameters_bytes == frozen + 4 * adapters
-    dora = states(with_lora(model(), Lora(8, ("q_proj", "v_proj"), dora=True)), load_recipe("lora"))
-    assert dora.gradients_bytes - found.gradients_bytes == 4 * 8 * 2 * 256
+    dora = adapted("lora", Lora(rank=8, targets=("q_proj", "v_proj"), dora=True))
+    assert dora.gradients_bytes - found.gradients_bytes == 4 * 2 * (2048 + 512)
     with pytest.raises(InputError, match="q_proj"):
-        with_lora(model(), Lora(8, ("q_prj",)))
+        adapted("lora", Lora(rank=8, targets=("q_prj",)))
 
 
 def test_qlora_quantises_matrices_only() -> None:
-    found = states(with_lora(model(), Lora(8)), load_recipe("qlora"))
-    by_name = {line.name: line.nbytes for line in found.lines}
-    matrices = 8 * (4 * 256 * 256 + 2 * 1024 * 256)
-    assert by_name["nf4-double base"] == matrices // 2
-    assert by_name["frozen weights"] == 2 * (2 * 1000 * 256 + 9 * 256)
-    assert by_name["nf4-double scales"] == 8 * (4 * NF4_DOUBLE.scale_bytes(65536) + 2 * NF4_DOUBLE.scale_bytes(262144))
+    by_name = {line.name: line.nbytes for line in adapted("qlora", Lora(rank=8)).lines}
+    counts = 2 * [2048 * 2048, 512 * 2048, 512 * 2048, 2048 * 2048, *[8192 * 2048] * 3]
+    assert by_name["nf4-double base"] == sum(counts) // 2
+    assert by_name["frozen weights"] == 4 * (128256 * 2048 + 5 * 2048)
+    assert by_name["nf4-double scales"] == sum(FourBit(nested=True).scale_bytes(n) for n in counts)
 
 
 def test_pipeline_receive_buffers() -> None:

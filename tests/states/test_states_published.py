@@ -11,9 +11,9 @@ import pytest
 from actplan.load import load_model
 from actplan.mesh import Mesh
 from actplan.profile import Parameter, profile
-from actplan.recipes import NF4, RECIPES, load_recipe
+from actplan.recipes import RECIPES, load_recipe
 from actplan.sharding import Fsdp
-from actplan.spec import Run
+from actplan.spec import FourBit, Run
 from actplan.states import Unit, states, units_of
 from actplan.states.deepspeed import zero2_device_bytes, zero2_host_bytes, zero3_device_bytes
 from actplan.units import BF16, GIB, MIB
@@ -117,5 +117,5 @@ def test_nf4_tables_of_a_t4_run() -> None:
     breakdown = record["measured"]["weight_breakdown"]
     shapes = 28 * [(1536, 1536), (256, 1536), (256, 1536), (1536, 1536), *[(8960, 1536)] * 3]
     counts = [a * b for a, b in shapes]
-    assert sum(NF4.packed_bytes(n) for n in counts) == breakdown["nf4_packed"] * MIB
-    assert sum(NF4.scale_bytes(n) for n in counts) == breakdown["quant_scales"] * MIB
+    assert sum(FourBit().packed_bytes(n) for n in counts) == breakdown["nf4_packed"] * MIB
+    assert sum(FourBit().scale_bytes(n) for n in counts) == breakdown["quant_scales"] * MIB
