@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actplan import ledgerfile
 from actplan.cli.main import run
 from actplan.errors import InputError
-from actplan.ledgerfile import Check, Ledger, Point, Row, Span, Stage, load_ledger, parse, write_ledger
+from actplan.ledgerfile import Check, Ledger, Point, Row, Span, Stage, file, load_ledger, parse, write_ledger
 from actplan.trace.polynomial import fit_size, fit_sum, multiply, text, value
 
 
@@ -66,7 +65,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def fail(ledger: Ledger) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ledgerfile, "dump_ledger", fail)
+    monkeypatch.setattr(file, "dump_ledger", fail)
     with pytest.raises(KeyboardInterrupt):
         write_ledger(_ledger(name="other"), path)
     assert path.read_bytes() == before
@@ -134,7 +133,7 @@ def test_sizes_must_be_positive(batch: int, seq: int) -> None:
     ],
 )
 def test_wrong_files(tmp_path: Path, old: str, new: str) -> None:
-    good = ledgerfile.dump_ledger(_ledger())
+    good = file.dump_ledger(_ledger())
     assert old in good
     (tmp_path / "bad.yaml").write_text(good.replace(old, new), encoding="utf-8")
     with pytest.raises(InputError, match=r"bad\.yaml"):

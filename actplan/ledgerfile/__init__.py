@@ -1,0 +1,34 @@
+"""The ledger that `actplan trace -o` writes: read, checked and evaluated at any batch and length, without
+torch.
+
+Sizes are written as sums of products over `B` (batch) and `T` (length), as in `10240*B*T + 4*T`; beside them
+stand `ceil(T/64)`, `floor(T/2)` and `pow2(B*T/31)`, the power of two at or above ceil(B*T/31), at most B*T.
+"""
+
+from __future__ import annotations
+
+from .evaluation import Evaluation, Peaks, SavedRow, StageNumbers, evaluate
+from .file import dump_ledger, load_ledger, write_ledger
+from .sizes import Size, factor_value, parse
+from .structs import VERSION, Check, Ledger, Point, Row, Span, Stage
+
+__all__ = [
+    "VERSION",
+    "Check",
+    "Evaluation",
+    "Ledger",
+    "Peaks",
+    "Point",
+    "Row",
+    "SavedRow",
+    "Size",
+    "Span",
+    "Stage",
+    "StageNumbers",
+    "dump_ledger",
+    "evaluate",
+    "factor_value",
+    "load_ledger",
+    "parse",
+    "write_ledger",
+]

@@ -1,0 +1,96 @@
+"""The ledger as data: kinds of stage with sizes as text, and the order they come in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from .evaluation import Evaluation
+
+VERSION = 1
+
+
+class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A saved tensor, `count` times in its stage. `bytes` is one storage's size. A shared one (rope tables)
+    is kept once, by the first layer that uses it; the rows of one `shared` name are one storage."""
+
+    module: str
+    shape: list[str]
+    dtype: str
+    bytes: str
+    count: str = "1"
+    reason: str = ""
+    shared: str = ""
+    released: bool = False
+
+
+class Stage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One kind of stage. Several transients mean: the largest of them, at each size. tail_flops: of the forward, those
+    after the last tensor that it saves, which a checkpoint never runs again."""
+
+    role: str
+    saved: list[Row]
+    input_bytes: str
+    output_bytes: str
+    kept_bytes: str
+    held_bytes: str
+    forward_transients: list[str]
+    backward_transients: list[str]
+    gradient_bytes: int
+    forward_flops: str
+    backward_flops: str
+    tail_flops: str = "0"
+    approximate: bool = False
+
+
+class Span(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`count` stages of one kind in a row: layers `module.first`, `module.first+1`, …"""
+
+    stage: str
+    count: int = 1
+    module: str = ""
+    first: int = 0
+
+
+class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    batch: int
+    seq: int
+
+
+class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the fit did at a size that it had not seen: saved bytes apart, and the larger peak error,
+    relative."""
+
+    batch: int
+    seq: int
+    saved_error_bytes: int
+    peak_error: float
+
+
+class Ledger(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A whole model: kinds of stage, and the order they come in.
+
+    `batch_one` holds the stages that are otherwise at batch 1, where PyTorch copies less: a slice or a
+    transpose over a dimension of one element is still contiguous.
+    """
+
+    actplan_ledger: int
+    name: str
+    run: dict[str, str]
+    versions: dict[str, str]
+    num_parameters: int
+    traced: list[Point]
+    checked: list[Check]
+    stages: dict[str, Stage]
+    pattern: list[Span]
+    batch_one: dict[str, Stage] = {}
+    kernels: list[str] = []
+    notes: list[str] = []
+
+    def evaluate(self, batch: int, seq: int) -> Evaluation:
+        """Every number of the model at one size."""
+        from .evaluation import evaluate
+
+        return evaluate(self, batch, seq)

@@ -1,0 +1,261 @@
+"""The parts of a model: mixers, feed-forward networks, norms, ends. Types, not strings with side fields."""
+
+from __future__ import annotations
+
+from typing import Literal, Union
+
+import msgspec
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every specification."""
+
+
+NormType = Literal["rms", "rms_zero_centered", "rms_fp32", "rms_fp32_weight", "layer", "layer_fp32"]
+"""rms: Llama's (fp32 inside, weight applied in the model's dtype). rms_zero_centered: Gemma's and Qwen3.5's
+(weight stored as w - 1 and applied in fp32). rms_fp32: OLMo 2's (weight applied in fp32).
+rms_fp32_weight: Nemotron-H's (the weight itself cast to fp32). layer:
+`torch.nn.LayerNorm`. layer_fp32: Cohere's LayerNorm in torch ops (no bias, weight applied in fp32)."""
+
+
+class Rope(Spec, frozen=True):
+    """Rotary embedding. `fraction` of each head is rotated. mrope: tables of their own for each sequence of the
+    batch (Qwen3.5's three position grids); default: one pair of tables for the whole batch.
+
+    style: half, the two halves of a head turn (Llama); half_held, so, and the turned parts outlive it (Phi);
+    half_fp32, by tables kept in fp32 (OLMo 2); half_tables, by tables half as wide (gpt-oss); interleaved,
+    neighbours turn, by tables that each layer repeats (GLM); interleaved_fp32, neighbours in fp32 (Cohere).
+    local: sliding layers have a table of their own (Gemma 3's rope_local_base_freq).
+    """
+
+    type: Literal["default", "mrope"] = "default"
+    fraction: float = 1.0
+    style: Literal["half", "half_held", "half_fp32", "half_tables", "interleaved", "interleaved_fp32"] = "half"
+    local: bool = False
+
+
+class Attention(Spec, frozen=True, tag_field="type", tag="attention"):
+    """Softmax attention with grouped queries.
+
+    output_gate: the query projection is twice as wide and its second half gates the output (Qwen3.5).
+    fused_qkv: one projection, q, k and v are parts of its output, cut as `qkv_layout` says: slices (Phi-3),
+    split (GPT-2), heads: q, k and v of each head side by side (GPT-NeoX), groups: the queries of each group, then
+    its k and v (Falcon).
+    qk_norm: a norm on q and k, of the layers' type. qk_norm_on: heads [B, T, H, D] (Qwen3), transposed_heads
+    [B, H, T, D] (Gemma 3), projection: over the whole width (OLMo 2).
+    rope: False leaves the positions out (SmolLM3). softcap: Gemma 2's tanh on the scores, where the kernel shows.
+    eager_softmax: fp32; model, in the model's type (GPT-2); in_place, so and on scores scaled in place (Falcon).
+    scaled_query, scaled_key: queries (OPT) or keys (Falcon-H1) are scaled by an op of their own.
+    sinks: a learned logit for each head that takes up attention and gives nothing (gpt-oss).
+    """
+
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    output_gate: bool = False
+    fused_qkv: bool = False
+    qkv_layout: Literal["slices", "split", "heads", "groups"] = "slices"
+    qk_norm_on: Literal["heads", "transposed_heads", "projection"] = "heads"
+    softcap: bool = False
+    eager_softmax: Literal["fp32", "model", "in_place"] = "fp32"
+    scaled_query: bool = False
+    scaled_key: bool = False
+    sinks: bool = False
+    rope: bool = True
+    sliding_window: int | None = None
+    dropout: float = 0.0
+
+
+class GatedDeltaNet(Spec, frozen=True, tag_field="type", tag="gated_deltanet"):
+    """Gated DeltaNet (Yang et al., arXiv 2412.06464) as Qwen3.5 builds it.
+
+    fused_projections: q, k, v, z in one projection and b, a in another, group by group (Qwen3-Next).
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel_size: int = 4
+    fused_projections: bool = False
+
+
+class LatentAttention(Spec, frozen=True, tag_field="type", tag="latent_attention"):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values from one narrow
+    latent, positions on `qk_rope_head_dim` dimensions of each head that all heads share in the key.
+
+    q_lora_rank: the width of the queries' own latent, None for one projection. rope_interleave: neighbouring
+    dimensions turn, not halves. bias: on the projections into the latents and on the output.
+    """
+
+    num_attention_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+    rope_interleave: bool = True
+    bias: bool = False
+    dropout: float = 0.0
+
+
+class Mamba2(Spec, frozen=True, tag_field="type", tag="mamba2"):
+    """Mamba 2 (Dao and Gu, arXiv 2405.21060): a convolution, a state-space scan, a gated norm.
+
+    gating: before the norm (Mamba 2); no_norm, a gate and no norm; gate_then_norm, norm_then_gate, with the weight
+    applied in fp32 (Falcon-H1's `mamba_norm_before_gate`). scaled: its input and its projection times numbers.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    n_groups: int = 1
+    conv_kernel: int = 4
+    chunk_size: int = 256
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    gating: Literal["before_norm", "no_norm", "gate_then_norm", "norm_then_gate"] = "before_norm"
+    scaled: bool = False
+
+
+Mixer = Union[Attention, GatedDeltaNet, LatentAttention, Mamba2, None]  # noqa: UP007  (msgspec reads it at run time on 3.10)
+"""None: the layer is its feed-forward network alone (Nemotron-H)."""
+
+
+Activation = Literal["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "relu", "relu2"]
+"""As in transformers/activations.py; gelu_new and gelu_fast are several torch ops and keep each step."""
+
+
+class Mlp(Spec, frozen=True, tag_field="type", tag="mlp"):
+    """A feed-forward network: down(act(gate(x)) * up(x)), or down(act(up(x))) where it is not gated.
+
+    fused_gate_up: gate and up are the halves of one projection (Phi-3). scaled: gate and output times numbers
+    (Falcon-H1).
+    """
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    bias: bool = False
+    gated: bool = True
+    fused_gate_up: bool = False
+    scaled: bool = False
+
+
+class Moe(Spec, frozen=True, tag_field="type", tag="moe"):
+    """A mixture of experts in place of the feed-forward network: each token goes through `num_experts_per_tok` gated
+    networks of `moe_intermediate_size`.
+
+    router: softmax over all experts, of which the largest are taken (Mixtral, Qwen3); topk_softmax, over the largest
+    logits (gpt-oss, with a bias); topk_softmax_fp32, the same in fp32 without a bias (Granite 4); sigmoid, in
+    fp32, within the best `topk_group` of `n_group` groups (DeepSeek-V3).
+    norm_topk_prob: the chosen weights are divided by their sum. fp32_routing_weights: they stay in fp32 (Mixtral;
+    always so with sigmoid), and so do the weighted outputs of the experts.
+    expert_gate: silu(gate) * up, or gpt-oss's clamped form. expert_bias, transposed_experts: how the experts' weights
+    are stored.
+    shared_expert_intermediate_size: a network that every token goes through. shared_expert_gate: a sigmoid on it.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    router: Literal["softmax", "topk_softmax", "topk_softmax_fp32", "sigmoid"] = "softmax"
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    fp32_routing_weights: bool = False
+    expert_gate: Literal["silu", "clamped_swiglu"] = "silu"
+    expert_bias: bool = False
+    transposed_experts: bool = False
+    shared_expert_intermediate_size: int | None = None
+    shared_expert_gate: bool = False
+
+
+FeedForward = Union[Mlp, Moe, None]  # noqa: UP007
+"""None: the layer is its mixer alone (Mamba 2)."""
+
+
+class Residual(Spec, frozen=True):
+    """How the two branches of a layer join the residual stream.
+
+    type: pre_norm, x + f(norm(x)) twice (Llama); pre_norm_held, the same while the first branch's output lives
+    on (GPT-2), or all intermediates do (pre_norm_all_held: StableLM); pre_norm_flat, the second branch on
+    [B · T, hidden] (OPT); post_norm, x + norm(f(x)) (OLMo 2); sandwich, x + norm(f(norm(x))) (Gemma 2);
+    parallel, x + f(norm(x)) + g(norm(x)) of one norm (Cohere); parallel_two_norms, of a norm for each branch
+    (GPT-NeoX); parallel_in_place, the branches added in place (Falcon);
+    two_mixers, x + f(norm(x)) + h(norm(x)), then the second branch (Falcon-H1);
+    mixer_only, x + f(norm(x)) and no second branch (Mamba 2); pre_norm_returned, pre_norm whose probabilities the
+    model's loop holds (Bamba).
+    dropout: on each branch's output. scaled: each branch times a number (Granite's residual_multiplier). fp32: the
+    stream itself is fp32 from the first layer on (Mamba 2's residual_in_fp32).
+    """
+
+    type: Literal[
+        "pre_norm", "pre_norm_held", "pre_norm_all_held", "pre_norm_flat", "post_norm", "sandwich", "parallel",
+        "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only", "pre_norm_returned",
+        "two_mixers",
+    ] = "pre_norm"  # fmt: skip
+    dropout: float = 0.0
+    scaled: bool = False
+    fp32: bool = False
+
+
+class Embedding(Spec, frozen=True):
+    """What happens between the token ids and the first layer.
+
+    scaled: times a number, inside the module (Gemma's), or by the model (Granite's). dropout: on the result.
+    max_position_embeddings: rows of a table of learned positions, None without one. positions: one row of positions
+    for the whole batch (GPT-2), or one for each sequence (OPT), or none made at all (Mamba 2).
+    """
+
+    scaled: Literal["no", "module", "model"] = "no"
+    dropout: float = 0.0
+    max_position_embeddings: int | None = None
+    positions: Literal["batch", "sequence", "none"] = "batch"
+
+
+class Head(Spec, frozen=True):
+    """The output projection. scaled: logits times a number (Granite, Cohere). softcap: a tanh on them (Gemma 2).
+    fp32: logits become fp32 before the loss asks for it (Mamba 2)."""
+
+    bias: bool = False
+    scaled: bool = False
+    softcap: bool = False
+    fp32: bool = False
+
+
+class Layer(Spec, frozen=True):
+    """One decoder layer: a token mixer and a feed-forward network, behind norms, on a residual stream.
+
+    beside: a second mixer on the same input (Falcon-H1).
+    """
+
+    kind: str
+    mixer: Mixer
+    mlp: FeedForward
+    beside: Mamba2 | None = None
+    norm: NormType = "rms"
+    residual: Residual = Residual()
+
+
+class Mtp(Spec, frozen=True):
+    """Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): `num_layers` depths, each a projection from
+    the depth before and the next token's embedding, one decoder layer, and a loss of its own through the model's
+    output projection. Part of a run only with `Run.mtp`.
+
+    kind: of the decoder layers; the kind of the model's last layer when None. own_embedding: tokens are embedded anew
+    (Qwen3.5's `mtp_use_dedicated_embeddings`).
+    """
+
+    num_layers: int = 1
+    kind: str | None = None
+    own_embedding: bool = False
+
+
+class LeftOut(Spec, frozen=True):
+    """A part that a configuration mentions and the planned text model does not train."""
+
+    name: str
+    num_parameters: int

@@ -1,0 +1,166 @@
+"""One training step: sizes, types, kernels, what is trained, what is checkpointed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ..mesh import Mesh
+from ..policies import NoCheckpoint, Policy
+from ..units import BF16, FP32, DType
+from .parts import Spec
+
+AttentionKernel = Literal["eager", "sdpa", "efficient", "cudnn", "flex", "flash", "flash2"]
+"""efficient: sdpa on its memory-efficient kernel, heads repeated (a GPU that the flash kernel does not run on: T4).
+cudnn: sdpa on cuDNN's (torch's first choice on Hopper and Blackwell). flex: flex_attention, compiled.
+flash: FlashAttention, which takes values narrower than keys as they are (version 3; it matters for latent attention
+only). flash2: version 2, to which Transformers hands such values padded."""
+LinearAttentionKernel = Literal["torch", "fla"]
+ContextAttention = Literal["ring", "all-gather", "all-to-all"]
+Kernels = Literal["hf", "liger"]
+Loss = Literal["naive", "fused", "none"]
+Device = Literal["cpu", "cuda"]
+"""Whose kernels save: a GPU's keep a dropout mask as one byte an element and LayerNorm's statistics in fp32; a CPU's,
+which fake tensors record as well, keep both in the model's type."""
+
+
+Precision = Literal["pure", "autocast"]
+"""pure: everything in one type. autocast: fp32 weights, matrix products under `torch.autocast` of the run's type."""
+
+
+class Lora(Spec, frozen=True):
+    """Low-rank adapters on a frozen model (Hu et al., arXiv 2106.09685), as peft builds them.
+
+    targets: names of linears, or `all-linear`. dtype: of the adapters, None for the model's own (peft makes them
+    fp32 unless told otherwise, `autocast_adapter_dtype`). dora: a magnitude for each output (arXiv 2402.09353).
+    modules_to_save: modules of which a copy is trained in full. layers: only these (`layers_to_transform`).
+    """
+
+    rank: int = 16
+    targets: tuple[str, ...] = ("q_proj", "v_proj")
+    dropout: float = 0.0
+    dtype: DType | None = FP32
+    dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None
+
+
+class FourBit(Spec, frozen=True):
+    """A base of bitsandbytes' 4-bit linears (Dettmers et al., arXiv 2305.14314): two weights a byte and one fp32
+    scale for each `block_size`; nested: the scales in 8 bits, with an fp32 one for each 256 of them.
+
+    upcast: norms, embeddings and the head in fp32, as peft's `prepare_model_for_kbit_training` leaves them, and so
+    the residual stream too.
+    """
+
+    nested: bool = False
+    block_size: int = 64
+    upcast: bool = True
+
+    @property
+    def name(self) -> str:
+        """`nf4`, `nf4-double` with nested scales."""
+        return "nf4-double" if self.nested else "nf4"
+
+    def packed_bytes(self, numel: int) -> int:
+        """The weights, two a byte (bitsandbytes/functional.py, quantize_4bit)."""
+        return -(-numel // 2)
+
+    def scale_bytes(self, numel: int) -> int:
+        """The scales and a table of 16 in fp32; nested: one byte a scale, an fp32 number for each 256 of them, their
+        table of 256 and an offset."""
+        blocks = -(-numel // self.block_size)
+        scales = 4 * blocks if not self.nested else blocks + 4 * -(-blocks // 256) + 4 * 256 + 4
+        return scales + 4 * 16
+
+    def stored_bytes(self, numel: int) -> int:
+        """Both."""
+        return self.packed_bytes(numel) + self.scale_bytes(numel)
+
+
+class FakeQuantised(Spec, frozen=True):
+    """Quantisation-aware training of the layers' linears as torchao does it: weights in groups of `group_size`, and
+    inputs token by token where `activations` says so, are rounded on the way in; all stay in the run's type."""
+
+    group_size: int = 32
+    activations: bool = True
+
+
+class Frozen(Spec, frozen=True):
+    """What is not trained: the first layers, and whatever a name of `parts` names in a parameter's path
+    (`embed_tokens`, `mlp`, `layers.3`); with `only`, everything but what these name."""
+
+    first_layers: int = 0
+    parts: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One training step's settings: lengths in tokens of the whole sequence, batch per data-parallel rank."""
+
+    sequence_length: int = 8192
+    micro_batch_size: int = 1
+    dtype: DType = BF16
+    attention: AttentionKernel = "sdpa"
+    linear_attention: LinearAttentionKernel = "fla"
+    kernels: Kernels = "hf"
+    loss: Loss = "naive"
+    device: Device = "cpu"
+    mesh: Mesh = Mesh()
+    checkpoint: Policy = NoCheckpoint()
+    checkpoint_dtype: DType | None = None
+    hold_logits: bool = False
+    """Whether the caller still holds the logits during backward (Transformers' Trainer does not)."""
+    padding_mask: bool = False
+    """Whether the batch brings a padding mask, so that sdpa gets a mask of T × T for each sequence."""
+    expert_imbalance: float = 1.0
+    """Rows that the busiest rank's experts get, over their mean: 1 when balanced, the expert-parallel degree at worst.
+    It matters under expert parallelism only: on one rank there are T · top_k rows however they are routed."""
+    precision: Precision = "pure"
+    adapters: Lora | None = None
+    quantised: FourBit | None = None
+    fake_quantised: FakeQuantised | None = None
+    frozen: Frozen = Frozen()
+    mtp: bool = False
+    """Whether multi-token prediction is trained, as Megatron-Core does and Transformers does not."""
+    context_attention: ContextAttention = "ring"
+    """How attention reads a sequence that context parallelism divides."""
+    split_backward: bool = False
+    """Whether backward leaves the gradients of linears' weights for later, as pipelines without bubbles do."""
+    input_require_grads: bool = False
+    """Whether embedded tokens get a gradient nobody uses (`enable_input_require_grads`), which reentrant
+    checkpointing needs where the embedding is frozen."""
+
+    @property
+    def residual_dtype(self) -> DType:
+        """The type of norms, embeddings and so of the residual stream: of whatever `quantised` leaves alone."""
+        upcast = self.quantised is not None and self.quantised.upcast
+        return FP32 if upcast or (self.precision == "autocast" and self.quantised is None) else self.dtype
+
+    @property
+    def autocast_dtype(self) -> DType | None:
+        """What `torch.autocast` runs matrix products in, None outside of it."""
+        return self.dtype if self.precision == "autocast" else None
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether every parameter gets a gradient."""
+        return self.adapters is None and self.quantised is None and self.frozen == Frozen()
+
+    @property
+    def local_length(self) -> int:
+        """Tokens of one sequence on this rank: context parallelism divides them."""
+        return self.mesh.divide(self.sequence_length, "cp", "the sequence length")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch on this rank."""
+        return self.local_length * self.micro_batch_size
+
+    @property
+    def residual_tokens(self) -> int:
+        """Tokens whose residual this rank holds: sequence parallelism divides them once more."""
+        if not self.mesh.sp:
+            return self.tokens
+        return self.mesh.divide(self.local_length, "tp", "the local sequence length") * self.micro_batch_size
