@@ -81,7 +81,13 @@ def load_gpu(name: str) -> Gpu:
     known = _by_name()
     key = name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("amd-")
     if key not in known:
-        raise InputError(f"unknown GPU {name[:64]!r}", where="--gpu", choices=list(known), got=key[:64])
+        raise InputError(
+            f"unknown GPU {name[:64]!r}",
+            where="--gpu",
+            allowed="a name that `actplan gpus` lists",
+            choices=list(known),
+            got=key[:64],
+        )
     return known[key]
 
 

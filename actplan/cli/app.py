@@ -22,6 +22,7 @@ COMMANDS = {
     "ledger": "Every saved tensor, with its shape, its bytes and the reason it is kept.",
     "trace": "The same ledger from a real PyTorch model on fake tensors; compare; memory snapshots.",
     "presets": "The built-in models: list them, or show one as a specification.",
+    "gpus": "The devices that --gpu knows, with their capacity.",
 }
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 

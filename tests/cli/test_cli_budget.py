@@ -365,3 +365,16 @@ def test_training_with_rounding_in_the_way() -> None:
     assert f"{more / GIB:.2f} GiB more" in note
     assert more > 4 * (2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192)
     assert "did you mean 'weights'?" in refused("estimate", *SMALL, "--qat", "weight")
+
+
+def test_the_devices_that_are_known() -> None:
+    listed = result("gpus")["gpus"]
+    assert len(listed) >= 25
+    assert [gpu["name"] for gpu in listed] == sorted({gpu["name"] for gpu in listed})
+    assert all(gpu["memory_bytes"] > 10 << 30 and gpu["memory_source"] and gpu["source"] for gpu in listed)
+    assert result("gpus", "A100")["gpus"] == [gpu for gpu in listed if gpu["name"] == "a100-80gb"]
+    assert "a100-80gb" in actplan("gpus").stdout
+    assert actplan("gpus", "--format", "csv").stdout.count("\n") == len(listed) + 1
+    said = refused("gpus", "h10")
+    assert said == "--gpu: unknown GPU 'h10'; did you mean 'h100'?; allowed: a name that `actplan gpus` lists"
+    assert refused("estimate", *SMALL, "--gpu", "h10") == said

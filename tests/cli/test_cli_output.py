@@ -63,7 +63,9 @@ def test_version_and_module() -> None:
     assert (done.returncode, done.stdout) == (0, f"actplan {__version__}\n")
 
 
-@pytest.mark.parametrize("command", [[], ["estimate"], ["sweep"], ["ledger"], ["presets"], ["presets", "show"]])
+@pytest.mark.parametrize(
+    "command", [[], ["estimate"], ["sweep"], ["ledger"], ["presets"], ["presets", "show"], ["gpus"]]
+)
 def test_help_is_plain_text_on_stdout(command: list[str]) -> None:
     done = actplan(*command, "--help")
     assert (done.returncode, done.stderr) == (0, "")

@@ -48,6 +48,7 @@ def heavy(names: set[str]) -> set[str]:
         ("sweep", "--seq", "1k,2k", "--format", "json"),
         ("ledger", "--layer", "0", "--format", "json"),
         ("presets",),
+        ("gpus",),
         ("--version",),
         ("--help",),
     ],
@@ -60,7 +61,13 @@ def test_nothing_heavy_is_loaded(arguments: tuple[str, ...]) -> None:
 def test_few_modules_of_ours_are_loaded() -> None:
     names = modules("estimate", "--format", "json")
     assert len(names) < 300
-    others = {"actplan.cli.sweep", "actplan.cli.ledger", "actplan.cli.presets", "actplan.render.markdown"}
+    others = {
+        "actplan.cli.sweep",
+        "actplan.cli.ledger",
+        "actplan.cli.presets",
+        "actplan.cli.gpus",
+        "actplan.render.markdown",
+    }
     assert not names & others
 
 
