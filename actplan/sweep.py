@@ -23,7 +23,7 @@ MAX_POINTS = 100_000
 _ALWAYS = ("sequence_length", "micro_batch_size")
 DIVIDING = frozenset(
     {f"--{degree}" for degree in Mesh.__struct_fields__}
-    | {"recipe", "--dtype", "--precision", "--expert-imbalance", "--cp-attention"}
+    | {"recipe", "--dtype", "--precision", "--expert-imbalance", "--cp-attention", "--pp-schedule", "--microbatches"}
 )
 """Where the errors of a single point come from: sizes that do not divide, types that a recipe does not take."""
 More = Callable[[Run, Mapping[str, Any]], "tuple[Run, Callable[[], dict[str, object]]]"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..ledgerfile import Ledger
     from ..sweep import Axis
 
-LISTS = ("recipe", "optimizer", "gpu")
+LISTS = ("recipe", "optimizer", "reshard", "pp_schedule", "gpu")
 """Options of a budget that may be lists here."""
 Row = dict[str, object]
 
@@ -44,8 +44,9 @@ def command(
     """One row for each point: every option that describes the run takes a list or a range.
 
     8192..262144 doubles, 8k..64k:+8k adds, 1,2,4 lists; ends are included. So does a number in --set:
-    --set num_layers=8..64. --recipe, --optimizer and --gpu take lists; with one of them, or --limit, a row has the
-    whole budget and whether it fits. A point whose sizes do not divide has a reason in place of sizes.
+    --set num_layers=8..64. --recipe, --optimizer, --reshard, --pp-schedule and --gpu take lists; with one of them, or
+    --limit, a row has the whole budget and whether it fits. A point whose sizes do not divide has a reason in place
+    of sizes.
     """
     output.kind()
     if merge:
@@ -167,7 +168,7 @@ def _listed(text: str | None, name: str) -> tuple[str, ...]:
         return ()
     words = [word.strip() for word in text.split(",")]
     if not all(words):
-        raise InputError(f"{text[:64]!r} names nothing between two commas", where=f"--{name}")
+        raise InputError(f"{text[:64]!r} names nothing between two commas", where=f"--{name.replace('_', '-')}")
     return tuple(dict.fromkeys(words))
 
 

@@ -119,6 +119,17 @@ def test_a_sweep_without_any_answer_is_an_error() -> None:
     assert "cannot be divided by 3" in refused("sweep", *SMALL, "--seq", "1k", "--tp", "3", "--batch", "1,2")
 
 
+def test_pipeline_schedules_are_an_axis() -> None:
+    arguments = ("--preset", "llama-3.2-1b", "--seq", "1k", "--pp", "4", "--recipe", "megatron-bf16")
+    rows = result("sweep", *arguments, "--vpp", "1,2", "--pp-schedule", "1f1b,zb-h1,zbv")["rows"]
+    assert [(row["vpp"], row["pp_schedule"]) for row in rows] == [
+        (vpp, name) for vpp in (1, 2) for name in ("1f1b", "zb-h1", "zbv")
+    ]
+    reason = "--pp-schedule: "
+    assert [row.get("reason", "")[: len(reason)] for row in rows] == ["", "", reason, reason, reason, ""]
+    assert all(("total_bytes" in row) != ("reason" in row) for row in rows)
+
+
 def test_a_wrong_word_in_a_list_is_an_error() -> None:
     assert "did you mean 'fsdp'?" in refused("sweep", *SMALL, "--recipe", "fsdp,fsdpp")
     assert "did you mean 't4-16gb'?" in refused("sweep", *SMALL, "--gpu", "h100-80gb,t4-16g")
