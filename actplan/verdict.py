@@ -90,7 +90,7 @@ def remedies(model: Model, run: Run, job: Job, target: Target) -> Iterator[Remed
 
 def _together(model: Model, run: Run, job: Job, target: Target) -> Iterator[Remedy]:
     """Changes on the GPUs there are, then with more of them."""
-    lowest = target.needed(budget(model, run, job, subject(model, run)))
+    lowest = target.needed(budget(subject(model, run), job))
     first = True
     for change in sorted(changes(model, run, job), key=lambda change: not change.same_gpus):
         next_run, next_job = change.apply(run, job)
@@ -108,7 +108,7 @@ def _tried(model: Model, change: Change, run: Run, job: Job, target: Target) -> 
     """The change's outcome; None where the model or mesh does not allow it."""
     try:
         about: Subject = subject(model, run)
-        found = budget(model, run, job, about)
+        found = budget(about, job)
         fraction = about.under(run.checkpoint).recompute_flops_fraction
     except InputError:
         return None

@@ -11,20 +11,16 @@ from operator import mul
 
 import msgspec
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from ..autograd.meter import rounded
-from ..estimate.autograd import Subject, subject
 from ..gpus import Gpu, framework_bytes, library_workspace, reserved_range
 from ..mesh import Mesh
 from ..report import Band, Budget, BudgetLine, PhaseBytes, StageBytes, StreamPool, WeightsOwed
-from ..spec import Model, Run
 from ..states import States, gradients_on_host, states
 from ..states.result import MOMENTS, Phase, Pool
-from ..units import FP32
 from .chunk import Alive, Chunk
 from .job import Job
-from .stages import StagePlan, stage_plans
+from .stages import Body, StagePlan, stage_plans
 
 
 class StageBudget(msgspec.Struct, frozen=True):
@@ -47,9 +43,10 @@ class StageBudget(msgspec.Struct, frozen=True):
         return max(self.phases, key=lambda phase: phase.total_bytes)
 
 
-def budget(model: Model, run: Run, job: Job, whole: Subject) -> Budget:
-    """The budget of the fullest pipeline stage, and every stage's total."""
-    stages = [_stage(plan, run, job, whole) for plan in stage_plans(model, run, job, whole)]
+def budget(body: Body, job: Job) -> Budget:
+    """The budget of the fullest pipeline stage of a model under its run, and every stage's total."""
+    run = body.run
+    stages = [_stage(plan, body, job) for plan in stage_plans(body, job)]
     worst = max(stages, key=lambda stage: stage.peak.total_bytes)
     total = worst.peak.total_bytes
     pools = sum(pool.nbytes for pool in worst.states.pools)
@@ -83,15 +80,16 @@ def degrees(mesh: Mesh) -> dict[str, int]:
 # --- what a step allocates ------------------------------------------------------------------------------------
 
 
-def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget:
-    boundary, recipe = subject.profile.boundary_bytes, job.recipe_of(run)
+def _stage(plan: StagePlan, body: Body, job: Job) -> StageBudget:
+    run, boundary, recipe = body.run, body.profile.boundary_bytes, job.recipe_of(body.run)
     split = job.split_of(run.mesh)
-    static = states(subject.profile, recipe, run.mesh, stage=plan.number, split=split, boundary_bytes=boundary)
+    static = states(body.profile, recipe, run.mesh, stage=plan.number, split=split, boundary_bytes=boundary)
     progressive = static.bytes("gradients", "forward_loss") == 0 and not recipe.optimizer_in_backward
     growing = recipe if progressive and not gradients_on_host(recipe) else None
-    chunks = [Chunk(span, plan, run, subject, growing, job) for span in plan.chunks]
-    later = _split(subject) if plan.owed or any(held.kind == "I" for held in plan.holdings) else subject
-    halved = chunks if later is subject else [Chunk(span, plan, run, later, growing, job) for span in plan.chunks]
+    chunks = [Chunk(span, plan, body, growing, job) for span in plan.chunks]
+    halved = chunks
+    if plan.owed or any(held.kind == "I" for held in plan.holdings):
+        halved = [Chunk(span, plan, body.split(), growing, job) for span in plan.chunks]
     workspace = library_workspace(job.gpu).high if job.gpu is not None else 0
     found: dict[Phase, list[tuple[PhaseBytes, int]]] = {"forward_loss": [], "backward": []}
     for held in plan.holdings:
@@ -101,7 +99,7 @@ def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget
         phase: Phase = "forward_loss" if held.kind == "F" else "backward"
         for alive in (running.forward(),) if held.kind == "F" else running.backward():
             found[phase].append(_phase(phase, static, workspace, alive, waiting))
-    step = _phase("optimizer_step", static, workspace, Alive(*_held_at_step(plan, run, subject)), 0)
+    step = _phase("optimizer_step", static, workspace, Alive(*_held_at_step(plan, body)), 0)
     moments = [moment for several in found.values() for moment in several] + [step]
     phases = (*(max(several, key=lambda one: one[0].total_bytes)[0] for several in found.values()), step[0])
     main = max(phase.total_bytes - pooled for phase, pooled in moments)
@@ -115,20 +113,14 @@ def _stage(plan: StagePlan, run: Run, job: Job, subject: Subject) -> StageBudget
     return StageBudget(plan, phases, static, main, owed, graphs)
 
 
-def _split(whole: Subject) -> Subject:
-    """The same model and run with a split backward."""
-    return subject(whole.model, replace(whole.run, split_backward=True))
-
-
-def _held_at_step(plan: StagePlan, run: Run, subject: Subject) -> tuple[int, int]:
+def _held_at_step(plan: StagePlan, body: Body) -> tuple[int, int]:
     """(activations, loss) still alive in the optimizer step, where the caller holds the logits: the logits, and by
     their graph the embedding's output and its gradient, if that was made a leaf (enable_input_require_grads)."""
+    run = body.run
     if not (run.hold_logits and plan.head and run.loss == "naive"):
         return 0, 0
-    dtype = FP32 if subject.model.head.fp32 else run.residual_dtype
-    logits = run.tokens * run.mesh.divide(subject.model.vocab_size, "tp", "the vocabulary") * dtype.itemsize
-    leaf = 2 * subject.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
-    return rounded(leaf), rounded(logits)
+    leaf = 2 * body.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
+    return rounded(leaf), rounded(body.logits_bytes)
 
 
 def _phase(phase: Phase, static: States, workspace: int, alive: Alive, waiting: int) -> tuple[PhaseBytes, int]:
@@ -192,4 +184,4 @@ def _framework(mesh: Mesh, gpu: Gpu | None) -> tuple[int, int]:
     return framework_bytes(gpu, groups=groups)
 
 
-__all__ = ["Job", "budget", "degrees"]
+__all__ = ["Body", "Job", "budget", "degrees"]

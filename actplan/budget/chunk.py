@@ -8,16 +8,13 @@ import msgspec
 from msgspec.structs import replace
 
 from ..chain import Chain, Checkpointed, Evaluation, Option, Schedule, Stage, Stored, Unit, evaluate
-from ..estimate.autograd import Subject
 from ..layers.model import uncrossed
-from ..menus import menus
 from ..policies import Keeps, Layers, Segment, kept_outputs
 from ..recipes import Recipe
-from ..spec import Run
 from ..states import gradient_bytes, units_of
 from ..states.result import Moment
 from .job import Job
-from .stages import StagePlan
+from .stages import Body, StagePlan
 
 
 class Alive(msgspec.Struct, frozen=True):
@@ -35,30 +32,28 @@ class Chunk:
     owed_bytes: what a split backward leaves until the gradients of the weights are made.
     """
 
-    def __init__(
-        self, span: tuple[int, int], plan: StagePlan, run: Run, subject: Subject, recipe: Recipe | None, job: Job
-    ) -> None:
+    def __init__(self, span: tuple[int, int], plan: StagePlan, body: Body, recipe: Recipe | None, job: Job) -> None:
         """`recipe`: where gradients grow stage by stage, None where it keeps them all along."""
         first, last = span
-        self.head = plan.head and last == subject.model.num_layers - 1
+        self.head = plan.head and last == body.num_layers - 1
         embedding = plan.embedding and first == 0
-        segments, keeps = _segments(subject, first, last)
-        whole = _whole(subject, segments, keeps, first, offloaded=job.offload_activations)
+        segments, keeps = _segments(body, first, last)
+        whole = _whole(body, segments, keeps, first, offloaded=job.offload_activations)
         lower, upper = first + (0 if embedding else 1), last + 1 + (1 if self.head else 0)
         part = whole.stages[lower : upper + 1]
-        owed = [stage.owed for stage in subject.profile.stages[lower : upper + 1]]
+        owed = [stage.owed for stage in body.profile.stages[lower : upper + 1]]
         self.owed_after = [sum(owed[i:]) for i in range(len(owed))]
         self.owed_bytes = sum(owed)
         self.progressive = recipe is not None
         if recipe is not None:
-            part = _with_gradients(part, lower, subject, run, recipe)
+            part = _with_gradients(part, lower, body, recipe)
         x_out = 0 if self.head else whole.boundary(upper + 1)
         self.chain = replace(whole, stages=part, x_out=x_out)
         self.segments, self.keeps, self.shift = segments, keeps, 1 if embedding else 0
         self.result: Evaluation = evaluate(self.chain, _schedule(len(part), segments, keeps, self.shift))
-        self.base = subject.profile.context(checkpointed=bool(segments)).backward
+        self.base = body.profile.context(checkpointed=bool(segments)).backward
         moved = job.offload_activations and bool(segments)
-        self.host_bytes = len(segments) * (whole.copy or subject.profile.boundary_bytes) if moved else 0
+        self.host_bytes = len(segments) * (whole.copy or body.profile.boundary_bytes) if moved else 0
         if moved:
             self.base += _in_transfer(len(segments)) * whole.boundary(lower + 1)
 
@@ -104,30 +99,30 @@ class Chunk:
         return max(0, size - before)
 
 
-def _segments(subject: Subject, first: int, last: int) -> tuple[tuple[Segment, ...], Keeps]:
+def _segments(body: Body, first: int, last: int) -> tuple[tuple[Segment, ...], Keeps]:
     """The policy applied to the layers of a chunk, as a pipeline stage sees only its own, and what each layer keeps;
     both counted from the chunk's first layer. Layers below all that is trained have nothing to keep."""
-    whole, policy, count = subject.layers, subject.run.checkpoint, last - first + 1
+    whole, policy, count = body.layers, body.run.checkpoint, last - first + 1
     if count == 0:
         return (), {}
     own = whole
     if count < whole.count:
         own = Layers(count, min(whole.block, count), whole.stored_bytes[first : last + 1], max(0, whole.lead - first))
-    layers = subject.profile.layers
-    exits = [after - first for after in subject.profile.exits]
+    layers = body.profile.layers
+    exits = [after - first for after in body.profile.exits]
     segments = tuple(part for part in uncrossed(policy.segments(own), exits) if layers[first + part[1]].reached)
     return segments, kept_outputs(policy, segments)
 
 
-def _whole(subject: Subject, segments: Sequence[Segment], keeps: Keeps, first: int, *, offloaded: bool) -> Chain:
+def _whole(body: Body, segments: Sequence[Segment], keeps: Keeps, first: int, *, offloaded: bool) -> Chain:
     """The model's chain as the segments of a chunk need it."""
     stored = not (segments and segments[0][0] == 0)
-    whole = subject.chain(checkpointed=bool(segments), first_stored=stored)
+    whole = body.chain(checkpointed=bool(segments), first_stored=stored)
     if offloaded and segments:
         whole = replace(whole, offloaded=True)
     if keeps:
         moved = {layer + first: words for layer, words in keeps.items()}
-        whole = menus(subject.model, subject.plain_run).with_choices(whole, moved)
+        whole = body.with_choices(whole, moved)
     return whole
 
 
@@ -151,11 +146,11 @@ def _schedule(length: int, segments: Sequence[Segment], keeps: Keeps, shift: int
     return Schedule(tuple(units))
 
 
-def _with_gradients(part: Sequence[Stage], lower: int, subject: Subject, run: Run, recipe: Recipe) -> tuple[Stage, ...]:
+def _with_gradients(part: Sequence[Stage], lower: int, body: Body, recipe: Recipe) -> tuple[Stage, ...]:
     """The stages with the gradients that each leaves behind; equal layers are priced once."""
-    units, known = units_of(subject.profile), dict[int, int]()
+    units, known = units_of(body.profile), dict[int, int]()
     made = []
     for stage, unit in zip(part, units[lower : lower + len(part)], strict=True):
-        size = known.setdefault(id(unit.parameters), gradient_bytes(unit, recipe, run.mesh))
+        size = known.setdefault(id(unit.parameters), gradient_bytes(unit, recipe, body.run.mesh))
         made.append(replace(stage, g=stage.g + size))
     return tuple(made)

@@ -20,7 +20,7 @@ def routing(model: Model, run: Run, job: Job, found: Budget) -> Routing | None:
         if imbalance == run.expert_imbalance:
             return found.total_bytes
         other = replace(run, expert_imbalance=imbalance)
-        return budget(model, other, job, subject(model, other)).total_bytes
+        return budget(subject(model, other), job).total_bytes
 
     worst = float(run.mesh.ep)
     return Routing(balanced_total_bytes=total(1.0), worst_total_bytes=total(worst), worst_imbalance=worst)

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
+from ..chain import Chain
 from ..errors import InputError
-from ..estimate.autograd import Subject
 from ..pipelining import Holding
-from ..spec import Model, Run
+from ..policies import Keeps, Layers
+from ..profile import ModelProfile
+from ..spec import Run
 from ..states import stage_chunks, units_of
 from ..states.units import Unit
 from .job import Job
 
 ALONE = (Holding("F", 0, (0,), (0,)), Holding("B", 0, (0,), (0,)))
 """A single stage: one micro-batch at a time."""
+
+
+class Body(Protocol):
+    """What a budget needs to know of a model under one run: `estimate.autograd.Subject`, or a traced one."""
+
+    @property
+    def run(self) -> Run: ...
+
+    @property
+    def profile(self) -> ModelProfile: ...
+
+    @property
+    def layers(self) -> Layers: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def logits_bytes(self) -> int: ...
+
+    def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain: ...
+
+    def with_choices(self, chain: Chain, keeps: Keeps) -> Chain: ...
+
+    def split(self) -> Body: ...
 
 
 class StagePlan(msgspec.Struct, frozen=True):
@@ -39,15 +67,15 @@ class StagePlan(msgspec.Struct, frozen=True):
         return max(sum(held.owed) for held in self.holdings)
 
 
-def stage_plans(model: Model, run: Run, job: Job, subject: Subject) -> list[StagePlan]:
+def stage_plans(body: Body, job: Job) -> list[StagePlan]:
     """Layers, ends and fullest moments of every stage."""
-    units = units_of(subject.profile)
+    units, run = units_of(body.profile), body.run
     schedule = job.schedule_of(run.mesh)
     split = job.split_of(run.mesh)
     plans = []
     for number in range(run.mesh.pp):
         chunks = stage_chunks(units, run.mesh, number, split)
-        spans = tuple(_span(chunk, model.num_layers, number) for chunk in chunks)
+        spans = tuple(_span(chunk, body.num_layers, number) for chunk in chunks)
         kinds = {unit.kind for chunk in chunks for unit in chunk}
         held = ALONE if schedule is None else schedule.holdings(run.mesh, number, job.microbatches)
         plans.append(StagePlan(number, spans, "embedding" in kinds, "head" in kinds, held))

@@ -91,7 +91,7 @@ class Facts:
     def with_run(self, **changed: object) -> int:
         """The total with the run changed."""
         run = replace(self.run, **changed)
-        return budget(self.model, run, self.job, subject(self.model, run)).total_bytes
+        return budget(subject(self.model, run), self.job).total_bytes
 
     @property
     def logits(self) -> int:

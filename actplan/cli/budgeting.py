@@ -72,7 +72,7 @@ def _budgeted(report: Report, model: Model, run: Run, options: BudgetOptions) ->
     from ..verdict import fit
 
     job = job_of(run, options)
-    found = budget(model, run, job, subject(model, run))
+    found = budget(subject(model, run), job)
     spread = routing(model, run, job, found)
     if spread is not None:
         found = replace(found, routing=spread)
@@ -98,7 +98,7 @@ def _sizes(model: Model, run: Run, options: BudgetOptions) -> dict[str, object]:
     from ..estimate.autograd import subject
 
     job = job_of(run, options)
-    found = budget(model, run, job, subject(model, run))
+    found = budget(subject(model, run), job)
     row: dict[str, object] = {
         "peak_phase": found.peak_phase,
         "total_bytes": found.total_bytes,

@@ -20,6 +20,7 @@ from ..policies import NOTHING_KEPT, Keeps, Layers, Policy, Segment, kept_output
 from ..profile import LayerProfile, ModelProfile, profile
 from ..report import Autograd, OutsideLayers, OutsideWithLosses
 from ..spec import Model, Run
+from ..units import FP32
 from .residual import residual
 
 
@@ -66,6 +67,24 @@ class Subject:
             copy = rounded(self.held_bytes) if self.held_bytes != self.profile.boundary_bytes else 0
             self._chains[key] = self.profile.chain(checkpointed=checkpointed, first_stored=first_stored, copy=copy)
         return self._chains[key]
+
+    @property
+    def num_layers(self) -> int:
+        return self.model.num_layers
+
+    @property
+    def logits_bytes(self) -> int:
+        """Logits of one micro-batch on this rank, as the head hands them out."""
+        words = self.run.mesh.divide(self.model.vocab_size, "tp", "the vocabulary")
+        return self.run.tokens * words * (FP32 if self.model.head.fp32 else self.run.residual_dtype).itemsize
+
+    def with_choices(self, chain: Chain, keeps: Keeps) -> Chain:
+        """A chain in which each layer of `keeps` has the one choice of keeping that."""
+        return self.menus.with_choices(chain, keeps)
+
+    def split(self) -> Subject:
+        """The same with a split backward."""
+        return subject(self.model, replace(self.run, split_backward=True))
 
     def under(self, policy: Policy) -> Segmented:
         """With the segments that the policy chooses; where nothing is trained a segment keeps nothing."""
@@ -181,7 +200,7 @@ class Segmented:
     def evaluation(self) -> Evaluation:
         chain, layers = self.chain, self.model.num_layers
         if self.keeps:
-            chain = self.subject.menus.with_choices(chain, self.keeps)
+            chain = self.subject.with_choices(chain, self.keeps)
         return evaluate(chain, schedule(layers, self.segments, self.keeps))
 
     @property

@@ -32,7 +32,7 @@ MODEL = small()
 
 
 def found(run: Run, recipe: str = "bf16", model: Model = MODEL, microbatches: int | None = None) -> Budget:
-    return budget(model, run, Job(recipe=load_recipe(recipe), microbatches=microbatches), subject(model, run))
+    return budget(subject(model, run), Job(recipe=load_recipe(recipe), microbatches=microbatches))
 
 
 @st.composite
@@ -121,7 +121,7 @@ def test_every_schedule_s_stages_hold_the_whole_model(schedule: str, policy: str
     folded = schedule in ("zbv", "dualpipev")
     mesh = Mesh(pp=2, vpp=2 if folded or schedule == "interleaved-zb" else 1)
     run = Run(sequence_length=1024, mesh=mesh, checkpoint=parse_policy(policy))
-    said = budget(MODEL, run, Job(recipe=load_recipe("megatron-bf16"), schedule=schedule), subject(MODEL, run))
+    said = budget(subject(MODEL, run), Job(recipe=load_recipe("megatron-bf16"), schedule=schedule))
     assert said.schedule == schedule
     spans = [span for s in said.stages for span in ([(s.first_layer, s.last_layer)] if s.chunks is UNSET else s.chunks)]
     assert sorted(i for first, last in spans for i in range(first, last + 1)) == list(range(MODEL.num_layers))
@@ -134,7 +134,7 @@ def test_every_schedule_s_stages_hold_the_whole_model(schedule: str, policy: str
 def test_what_waits_for_weights_is_the_inputs_and_output_gradients_of_linears() -> None:
     """Counted by hand for a Llama: q, k, v share an input, gate and up another; each product has its own gradient."""
     run = Run(sequence_length=1024, loss="none", mesh=Mesh(pp=4))
-    said = budget(MODEL, run, Job(recipe=load_recipe("megatron-bf16"), schedule="zb-h1"), subject(MODEL, run))
+    said = budget(subject(MODEL, run), Job(recipe=load_recipe("megatron-bf16"), schedule="zb-h1"))
     attention, mlp = MODEL.layers[0].mixer, MODEL.layers[0].mlp
     query = attention.num_attention_heads * attention.head_dim
     key = attention.num_key_value_heads * attention.head_dim
@@ -151,8 +151,8 @@ def test_what_waits_for_weights_is_the_inputs_and_output_gradients_of_linears() 
 def test_zero_bubble_needs_no_less_than_1f1b_on_the_first_stage(run: Run, schedule: str) -> None:
     run = replace(run, mesh=Mesh(pp=4))
     job = Job(recipe=load_recipe("megatron-bf16"))
-    plain = budget(MODEL, run, job, subject(MODEL, run))
-    split = budget(MODEL, run, replace(job, schedule=schedule), subject(MODEL, run))
+    plain = budget(subject(MODEL, run), job)
+    split = budget(subject(MODEL, run), replace(job, schedule=schedule))
     assert split.stages[0].total_bytes >= plain.stages[0].total_bytes
 
 
@@ -172,7 +172,7 @@ def test_a_7b_model_in_pure_bf16_peaks_in_the_step() -> None:
     """Multi-tensor AdamW needs one more parameter-sized buffer (torch/optim/adam.py, _multi_tensor_adam)."""
     model = load_model("llama-2-7b", preset=True)
     run = Run(sequence_length=2048, checkpoint=parse_policy("layer"), loss="fused")
-    said = budget(model, run, Job(recipe=load_recipe("bf16")), subject(model, run))
+    said = budget(subject(model, run), Job(recipe=load_recipe("bf16")))
     assert said.peak_phase == "optimizer_step"
     step = said.phases[-1]
     weights = 6_738_415_616 * 2
@@ -214,12 +214,12 @@ def test_without_a_recipe_in_the_way_the_step_is_the_estimate(policy: str) -> No
 
 def test_boundaries_in_host_memory_leave_the_device() -> None:
     run = Run(sequence_length=4096, checkpoint=parse_policy("layer"), loss="fused")
-    plain = budget(MODEL, run, Job(recipe=load_recipe("bf16")), subject(MODEL, run))
-    moved = budget(MODEL, run, Job(recipe=load_recipe("bf16"), offload_activations=True), subject(MODEL, run))
+    plain = budget(subject(MODEL, run), Job(recipe=load_recipe("bf16")))
+    moved = budget(subject(MODEL, run), Job(recipe=load_recipe("bf16"), offload_activations=True))
     boundary = 4096 * 512 * 2
     assert moved.host_bytes == 8 * boundary
     forward = (plain.phases[0].activations_bytes, moved.phases[0].activations_bytes)
     assert 0 < forward[0] - forward[1] <= 8 * boundary
     none = msgspec.structs.replace(run, checkpoint=parse_policy("none"))
-    same = budget(MODEL, none, Job(recipe=load_recipe("bf16"), offload_activations=True), subject(MODEL, none))
-    assert same.total_bytes == budget(MODEL, none, Job(recipe=load_recipe("bf16")), subject(MODEL, none)).total_bytes
+    same = budget(subject(MODEL, none), Job(recipe=load_recipe("bf16"), offload_activations=True))
+    assert same.total_bytes == budget(subject(MODEL, none), Job(recipe=load_recipe("bf16"))).total_bytes

@@ -79,7 +79,7 @@ def on_a_t4(record: dict[str, Any]) -> Budget:
         quantised=FourBit(nested=record["double_quant"]) if quantised else None,
     )
     job = Job(recipe=load_recipe("qlora" if quantised else "lora", "adamw"), gpu=load_gpu("t4-16gb"))
-    return budget(model, run, job, subject(model, run))
+    return budget(subject(model, run), job)
 
 
 def errors_on_t4(found: Budget, record: dict[str, Any]) -> list[float]:
@@ -116,7 +116,7 @@ def on_an_a6000(record: dict[str, Any]) -> Budget:
     )
     plain = "autocast" if "amp" in name else "bf16"
     recipe = dataclasses.replace(load_recipe("lora" if adapted else plain, "adamw"), accumulation_steps=2)
-    return budget(model, run, Job(recipe=recipe, gpu=load_gpu("a6000-48gb")), subject(model, run))
+    return budget(subject(model, run), Job(recipe=recipe, gpu=load_gpu("a6000-48gb")))
 
 
 @pytest.mark.parametrize("record", A6000, ids=lambda record: str(record["id"]))
@@ -137,7 +137,7 @@ def fsdp(preset: str, **settings: Any) -> Budget:
     """torchtitan: FSDP2 over fp32 shards, bf16 compute, fp32 reduction; its model hands out fp32 logits."""
     model = load_model(preset, preset=True, overrides=["head.fp32=true"])
     run = Run(attention="flash", device="cuda", **settings)
-    return budget(model, run, Job(recipe=load_recipe("fsdp"), gpu=load_gpu("h100-80gb")), subject(model, run))
+    return budget(subject(model, run), Job(recipe=load_recipe("fsdp"), gpu=load_gpu("h100-80gb")))
 
 
 def test_fsdp_allocated_and_reserved() -> None:
