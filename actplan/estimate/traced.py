@@ -80,10 +80,11 @@ def _stage(numbers: StageNumbers) -> Stage:
         s=numbers.s,
         tf=numbers.tf,
         tb=numbers.tb,
-        g=numbers.g if not layer else 0,
+        g=0,
         r=numbers.forward_flops,
         skip=numbers.tail_flops,
         ahead=numbers.held,
+        td=numbers.td,
         checkpointable=layer,
     )
 

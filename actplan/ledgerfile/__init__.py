@@ -10,13 +10,14 @@ from __future__ import annotations
 from .evaluation import Evaluation, Peaks, SavedRow, StageNumbers, evaluate
 from .file import dump_ledger, load_ledger, write_ledger
 from .sizes import Size, factor_value, parse
-from .structs import VERSION, Check, Ledger, Point, Row, Span, Stage
+from .structs import VERSION, Check, Ledger, Parameter, Point, Row, Span, Stage, Weights
 
 __all__ = [
     "VERSION",
     "Check",
     "Evaluation",
     "Ledger",
+    "Parameter",
     "Peaks",
     "Point",
     "Row",
@@ -25,6 +26,7 @@ __all__ = [
     "Span",
     "Stage",
     "StageNumbers",
+    "Weights",
     "dump_ledger",
     "evaluate",
     "factor_value",

@@ -48,6 +48,7 @@ class StageNumbers:
     forward_flops: int
     backward_flops: int
     tail_flops: int
+    td: int | None
     saved_bytes: int
     saved: tuple[SavedRow, ...]
 
@@ -149,6 +150,7 @@ class _Kind:
         self.numbers = [value(t) for t in (stage.input_bytes, stage.output_bytes, stage.kept_bytes, stage.held_bytes)]
         self.tf = max((value(t) for t in stage.forward_transients), default=0)
         self.tb = max((value(t) for t in stage.backward_transients), default=0)
+        self.td = max((value(t) for t in stage.once_transients), default=None)
         self.flops = value(stage.forward_flops), value(stage.backward_flops), value(stage.tail_flops)
         self.rows = [
             (row, tuple(value(size) for size in row.shape), value(row.bytes), value(row.count)) for row in stage.saved
@@ -168,5 +170,5 @@ class _Kind:
         x, x_out, s, held = self.numbers
         return StageNumbers(
             path, self.name, self.stage.role, x, x_out, s, self.tf, self.tb, self.stage.gradient_bytes, held,
-            *self.flops, sum(row.bytes * row.count for row in rows), tuple(rows),
+            *self.flops, self.td, sum(row.bytes * row.count for row in rows), tuple(rows),
         )  # fmt: skip

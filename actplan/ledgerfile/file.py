@@ -62,6 +62,7 @@ def _sizes(stage: Stage) -> Iterator[str]:
     yield from (
         *stage.forward_transients,
         *stage.backward_transients,
+        *stage.once_transients,
         stage.forward_flops,
         stage.backward_flops,
         stage.tail_flops,

@@ -28,7 +28,8 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One kind of stage. Several transients mean: the largest of them, at each size. tail_flops: of the forward, those
-    after the last tensor that it saves, which a checkpoint never runs again."""
+    after the last tensor that it saves, which a checkpoint never runs again. once_transients: of a forward that keeps
+    nothing, beside its input and output."""
 
     role: str
     saved: list[Row]
@@ -42,6 +43,7 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     forward_flops: str
     backward_flops: str
     tail_flops: str = "0"
+    once_transients: list[str] = []
     approximate: bool = False
 
 
@@ -52,6 +54,25 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     count: int = 1
     module: str = ""
     first: int = 0
+
+
+class Parameter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One parameter, named within its layer; of the whole model, on one rank."""
+
+    name: str
+    shape: list[int]
+    dtype: str = "bf16"
+    trainable: bool = True
+
+
+class Weights(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The parameters of one layer, for `count` layers `place.first`, `place.first+1`, … in a row; or of the
+    embedding or the head."""
+
+    place: str
+    parameters: list[Parameter]
+    first: int = 0
+    count: int = 1
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +109,7 @@ class Ledger(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     batch_one: dict[str, Stage] = {}
     kernels: list[str] = []
     notes: list[str] = []
+    weights: list[Weights] = []
 
     def evaluate(self, batch: int, seq: int) -> Evaluation:
         """Every number of the model at one size."""

@@ -54,7 +54,7 @@ def _wrap(stack: ExitStack, layers: list[Any], calls: dict[int, Call]) -> None:
     def run(*args: Any, **kwargs: Any) -> Any:
         parts: list[Callable[..., Any]] = [partial(forwards[0], **kwargs)]
         parts += [
-            partial(
+            _behind(
                 forward,
                 *calls[id(layer)].args[1:],
                 **_own_arguments(calls[id(layer)], calls[id(first)], kwargs),
@@ -66,6 +66,11 @@ def _wrap(stack: ExitStack, layers: list[Any], calls: dict[int, Call]) -> None:
     stack.enter_context(replaced(first, "forward", run))
     for layer in rest:
         stack.enter_context(replaced(layer, "forward", _pass_through))
+
+
+def _behind(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    """A later layer as a function of the hidden states that the one before it hands on."""
+    return lambda hidden: forward(hidden, *args, **kwargs)
 
 
 def _chain(parts: list[Callable[..., Any]], hidden: Any, *args: Any) -> Any:

@@ -13,17 +13,20 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import InputError
-from ..ledgerfile import VERSION, Check, Ledger, Span, Stage
+from ..ledgerfile import VERSION, Check, Ledger, Span, Stage, Weights
 from ..ledgerfile import Point as SizePoint
 from . import build, patches
 from .fitstage import Shared, fit_stage, same_at_batch_one
 from .options import TraceOptions
 from .places import Place, as_traced, every_place, pattern, representatives, role, shared_tensors
 from .polynomial import Point
-from .result import TraceResult
-from .run import quiet, trace_built
+from .result import Event, TraceResult
+from .run import quiet, trace_built, trace_forward
 from .stages import layer_kinds
+from .weights import weights
 
+Once = tuple[tuple[Event, ...], ...]
+"""Of each stage, what it allocates and frees in a forward that keeps nothing."""
 LENGTHS = (2057, 4131, 5200)
 CHECK = 3001
 LOOP_LENGTHS = (137, 200, 329, 500)
@@ -62,7 +65,7 @@ def fit_ledger(
 
 def _fit(model: _Source, points: list[Point], unseen: list[Point]) -> Ledger:
     samples = {point: model.trace(*point) for point in points}
-    ledger = _assemble(model, samples)
+    ledger = _assemble(model, samples, {point: model.trace_once(*point) for point in points})
     checked = [_check(ledger, model, point) for point in unseen]
     return _with(ledger, checked=checked, notes=[*ledger.notes, *_doubts(ledger, checked)])
 
@@ -100,6 +103,7 @@ class _Source:
         self.built: Any = None
         self.kinds: dict[str, list[str]] = {}
         self.num_parameters = 0
+        self.weights: list[Weights] = []
 
     def __enter__(self) -> _Source:
         self._context = self._patches()
@@ -131,6 +135,7 @@ class _Source:
         model = self.built.model
         self.kinds = layer_kinds(model)
         self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.weights = weights(model)
         if not self.python and not self.whole:
             build.truncate(model, _enough(self.kinds))
 
@@ -139,6 +144,13 @@ class _Source:
         if self.python:
             return trace_built(build.build_python(self.source, options), options)
         return trace_built(build.resized(self.built, options), options)
+
+    def trace_once(self, batch: int, seq: int) -> Once:
+        """What each stage allocates and frees in a forward that keeps nothing."""
+        options = self.options.at(batch, seq)
+        if self.python:
+            return trace_forward(build.build_python(self.source, options), options)
+        return trace_forward(build.resized(self.built, options), options)
 
     def longest(self) -> int | None:
         """The longest sequence the model has positions for, where a table of positions says so."""
@@ -200,7 +212,7 @@ def _loops(model: _Source) -> bool:
 # -- assembling
 
 
-def _assemble(model: _Source, samples: dict[Point, TraceResult]) -> Ledger:
+def _assemble(model: _Source, samples: dict[Point, TraceResult], once: dict[Point, Once]) -> Ledger:
     any_sample = next(iter(samples.values()))
     names = [s.name for s in any_sample.stages]
     if any([s.name for s in sample.stages] != names for sample in samples.values()):
@@ -208,8 +220,8 @@ def _assemble(model: _Source, samples: dict[Point, TraceResult]) -> Ledger:
     places = [Place(i, s.name, s.kind, role(any_sample.stages, i)) for i, s in enumerate(any_sample.stages)]
     shared = shared_tensors(any_sample, places)
     chosen = every_place(places) if model.whole else representatives(any_sample, places, shared)
-    one = _stages({p: s for p, s in samples.items() if p[0] == 1}, chosen, shared)
-    many = _stages({p: s for p, s in samples.items() if p[0] > 1}, chosen, shared)
+    one = _stages({p: (s, once[p]) for p, s in samples.items() if p[0] == 1}, chosen, shared)
+    many = _stages({p: (s, once[p]) for p, s in samples.items() if p[0] > 1}, chosen, shared)
     return Ledger(
         actplan_ledger=VERSION,
         name=any_sample.name,
@@ -223,14 +235,21 @@ def _assemble(model: _Source, samples: dict[Point, TraceResult]) -> Ledger:
         batch_one={k: v for k, v in one.items() if many and not same_at_batch_one(v, many[k])},
         kernels=list(any_sample.kernels),
         notes=list(any_sample.notes),
+        weights=model.weights,
     )
 
 
-def _stages(samples: dict[Point, TraceResult], chosen: dict[str, Place], shared: Shared) -> dict[str, Stage]:
+def _stages(
+    samples: dict[Point, tuple[TraceResult, Once]], chosen: dict[str, Place], shared: Shared
+) -> dict[str, Stage]:
     if not samples:
         return {}
-    points, traces = list(samples), list(samples.values())
-    return {label: fit_stage(traces, points, place.index, place.role, shared) for label, place in chosen.items()}
+    points, traces = list(samples), [trace for trace, _ in samples.values()]
+    found = {}
+    for label, place in chosen.items():
+        once = [events[place.index] if len(events) == len(t.stages) else () for t, events in samples.values()]
+        found[label] = fit_stage(traces, points, place.index, place.role, shared, once)
+    return found
 
 
 def _run_words(model: _Source) -> dict[str, str]:

@@ -13,8 +13,15 @@ from .result import Event, SavedTensor, StageRecord, TraceResult
 Shared = dict[tuple[int, int], str]
 
 
-def fit_stage(samples: Sequence[TraceResult], points: Sequence[Point], index: int, role: str, shared: Shared) -> Stage:
-    """Fit the stage at `index` of every sample."""
+def fit_stage(
+    samples: Sequence[TraceResult],
+    points: Sequence[Point],
+    index: int,
+    role: str,
+    shared: Shared,
+    once: Sequence[tuple[Event, ...]],
+) -> Stage:
+    """Fit the stage at `index` of every sample. once: what it does in each sample's forward that keeps nothing."""
     records = [sample.stages[index] for sample in samples]
     hints = tuple(dict.fromkeys(h for sample in samples for h in sample.hints.values()))
     fit = _Fitter(list(points), hints)
@@ -22,6 +29,8 @@ def fit_stage(samples: Sequence[TraceResult], points: Sequence[Point], index: in
     pending = fit.total(records, lambda r: r.pending)
     forward = [add(p, signs=[-1]) for p in fit.suffixes([r.forward_events for r in records])]
     backward = [add(pending, p) for p in fit.prefixes([r.backward_events for r in records])]
+    beside = add(fit.total(records, lambda r: r.beside), x_out, signs=[1, -1])
+    unkept = [add(p, beside) for p in fit.prefixes(once)] if role == "layer" and all(once) else []
     name = records[0].name
     return Stage(
         role=role,
@@ -32,6 +41,7 @@ def fit_stage(samples: Sequence[TraceResult], points: Sequence[Point], index: in
         held_bytes=text(fit.total(records, lambda r: r.held)),
         forward_transients=[text(p) for p in largest(forward)],
         backward_transients=[text(p) for p in largest(backward)],
+        once_transients=[text(p) for p in largest(unkept)] if unkept else [],
         gradient_bytes=records[0].gradient_bytes,
         forward_flops=text(fit.number([r.forward_flops for r in records])),
         backward_flops=text(fit.number([r.backward_flops for r in records])),

@@ -98,6 +98,8 @@ class StageRecord:
     kept: tuple[Event, ...] = field(default=(), repr=False)
     """What `kept_bytes` has more than the stage before."""
     held: tuple[Event, ...] = field(default=(), repr=False)
+    beside: tuple[Event, ...] = field(default=(), repr=False)
+    """What of `held` is no stage's input, which a checkpoint would keep."""
     pending: tuple[Event, ...] = field(default=(), repr=False)
     """What is alive when the stage's backward begins, against `kept_bytes` and the output."""
     forward_events: tuple[Event, ...] = field(default=(), repr=False)

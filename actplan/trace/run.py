@@ -17,9 +17,9 @@ from .autocast import autocast
 from .checkpoint import checkpointed
 from .options import TraceOptions
 from .recorder import Recorder
-from .result import TraceResult
+from .result import Event, TraceResult
 from .stages import layer_paths, stacks
-from .summary import summarise
+from .summary import forward_events, summarise
 from .tensors import node_names, storage_key
 
 
@@ -59,6 +59,23 @@ def trace_built(built: build.Built, options: TraceOptions) -> TraceResult:
         gc.collect()
 
 
+def trace_forward(built: build.Built, options: TraceOptions) -> tuple[tuple[Event, ...], ...]:
+    """The forward alone, keeping nothing, as the first one of a checkpoint: what each stage allocates and frees. The
+    fake mode and the framework's patches are the caller's."""
+    model = built.model
+    owned = {storage_key(t) for t in [*model.parameters(), *model.buffers()]}
+    with ExitStack() as stack:
+        stack.enter_context(patches.model_kernels(model, options, built.model_type))
+        recorder = Recorder(owned, accumulate_in_place=False)
+        for hook in _hooks(model, recorder, built):
+            stack.callback(hook.remove)
+        with recorder.recording(), torch.no_grad(), autocast(options.autocast):
+            out = _forward(built, recorder)
+            recorder.begin_backward()
+            del out
+        return forward_events(recorder)
+
+
 class Step:
     """What must be read between forward and backward, while the graph is alive."""
 
@@ -71,11 +88,7 @@ def _step(built: build.Built, options: TraceOptions, recorder: Recorder) -> Step
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack)
     with recorder.recording():
         with hooks, autocast(options.autocast):
-            if built.loss == "fused":
-                out = _with_loss_mark(built, recorder)
-            else:
-                recorder.mark("embedding")
-                out = built.forward()
+            out = _forward(built, recorder)
         held, loss = (out[1:], out[0]) if isinstance(out, tuple) else ((), out)
         del out
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
@@ -85,6 +98,13 @@ def _step(built: build.Built, options: TraceOptions, recorder: Recorder) -> Step
         loss.backward(torch.empty_like(loss) if loss.dim() else None)
         del held
     return step
+
+
+def _forward(built: build.Built, recorder: Recorder) -> Any:
+    if built.loss == "fused":
+        return _with_loss_mark(built, recorder)
+    recorder.mark("embedding")
+    return built.forward()
 
 
 def _with_loss_mark(built: build.Built, recorder: Recorder) -> Any:

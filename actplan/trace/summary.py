@@ -160,6 +160,12 @@ class _Cut:
     before: set[int]
 
 
+def forward_events(recorder: Recorder) -> tuple[tuple[Event, ...], ...]:
+    """What each mark's stretch of the forward allocated and freed."""
+    ends = [mark.index for mark in recorder.marks[1:]] + [recorder.end_index]
+    return tuple(_events(recorder, [(mark.index, end)]) for mark, end in zip(recorder.marks, ends, strict=True))
+
+
 def _record(
     recorder: Recorder, cut: _Cut, live: list[int], spans: list[tuple[int, int]], *, kind: str, i: int
 ) -> StageRecord:
@@ -188,6 +194,7 @@ def _record(
         output=_of(blocks, {cut.out} if cut.out is not None else set()),
         kept=_of(blocks, cut.kept - cut.before) + _of(blocks, cut.before - cut.kept, -1),
         held=_of(blocks, cut.held),
+        beside=_of(blocks, cut.held - {mark.tensor for mark in recorder.marks if mark.tensor is not None}),
         pending=_of(blocks, at_entry - resident) + _of(blocks, resident - at_entry, -1),
         forward_events=_events(recorder, [(start, cut.end)]),
         backward_events=_events(recorder, spans),

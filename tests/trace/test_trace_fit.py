@@ -11,7 +11,10 @@ import trace_cases as cases
 
 pytestmark = pytest.mark.torch
 
+from actplan.estimate.traced import Traced  # noqa: E402
 from actplan.ledgerfile import Evaluation, load_ledger, write_ledger  # noqa: E402
+from actplan.policies import parse_policy  # noqa: E402
+from actplan.spec import Run  # noqa: E402
 from actplan.trace import TraceOptions, compare, fit_ledger, trace_model  # noqa: E402
 
 CASES = {
@@ -90,6 +93,27 @@ def test_a_replay_ends_with_the_last_saved_tensor(config: str) -> None:
     again = sum(stage.recompute_flops for stage in truth.stages)
     assert 0 < again < sum(stage.forward_flops for stage in layers)
     assert sum(stage.forward_flops - stage.tail_flops for stage in layers) == again
+
+
+@pytest.mark.parametrize(
+    ("config", "loss", "policy"),
+    [
+        ("llama-3-8b.json", "fused", "none"),  # its head has a gradient of its own, which leaves the count
+        ("llama-3-8b.json", "fused", "layer"),
+        ("llama-3-8b.json", "none", "layer"),  # the forward's peak lies in a layer that keeps nothing
+        ("qwen3.8-27b.json", "none", "every:2"),
+        ("qwen3-30b-a3b.json", "none", "layer"),
+        ("gpt2.json", "fused", "every:2"),  # a layer is given its mask by position
+    ],
+)
+def test_a_ledger_s_peaks_are_the_run_s_under_any_policy(config: str, loss: Any, policy: str) -> None:
+    options = TraceOptions(attention="flash", linear_attention="fla", loss=loss, num_layers=5)
+    source = str(cases.CONFIGS / config)
+    ledger = fit_ledger(source, options, lengths=(501, 857), batches=(1,), check=[])
+    found = Traced(ledger, Run(sequence_length=1000)).under(parse_policy(policy)).evaluation
+    truth = trace_model(source, replace(options, seq=1000, checkpoint=policy))
+    assert found.forward_bytes == pytest.approx(truth.peak_forward_bytes, rel=5e-3)
+    assert found.backward_bytes == pytest.approx(truth.peak_backward_bytes, rel=5e-3)
 
 
 def test_the_whole_model_comes_from_a_few_layers() -> None:
