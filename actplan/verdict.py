@@ -53,11 +53,16 @@ class Change(msgspec.Struct, frozen=True):
 
 def fit(model: Model, run: Run, job: Job, found: Budget, target: Target) -> Fit:
     """The verdict; where it does not fit, the category to blame and what would help."""
+    said = judged(found, target)
+    return said if said.fits else replace(said, remedies=tuple(remedies(model, run, job, target)))
+
+
+def judged(found: Budget, target: Target) -> Fit:
+    """The verdict; where it does not fit, the category to blame."""
     needed = target.needed(found)
     parts: dict[str, object] = {} if target.device is None else {"device": target.device}
     if needed > target.limit_bytes:
         parts["blame"] = blame(found)
-        parts["remedies"] = tuple(remedies(model, run, job, target))
     return Fit(
         limit_bytes=target.limit_bytes,
         fits=needed <= target.limit_bytes,

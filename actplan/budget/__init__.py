@@ -138,7 +138,7 @@ def _phase(phase: Phase, static: States, workspace: int, alive: Alive, waiting: 
     unborn = static.bytes("optimizer", phase) - static.bytes("optimizer", phase, first_step=True)
     pooled = static.pooled_bytes("communication", phase, moment=alive.moment)
     if any(line.category == "gradients" and line.own_pool for line in static.lines):
-        pooled += sizes["gradients_bytes"]
+        pooled += sizes["gradients_bytes"] if alive.gradients is None else alive.reduced
     return PhaseBytes(phase=phase, **sizes, total_bytes=total, first_step_total_bytes=total - unborn), pooled
 
 

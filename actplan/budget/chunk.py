@@ -18,11 +18,13 @@ from .stages import Body, StagePlan
 
 
 class Alive(msgspec.Struct, frozen=True):
-    """What a step has allocated at one moment. gradients: None for what the recipe keeps in this phase."""
+    """What a step has allocated at one moment. gradients: None for what the recipe keeps in this phase; `reduced` are
+    those of them that are no longer waiting for a parameter's other use."""
 
     activations: int = 0
     loss: int = 0
     gradients: int | None = None
+    reduced: int = 0
     moment: Moment | None = None
 
 
@@ -44,9 +46,10 @@ class Chunk:
         owed = [stage.owed for stage in body.profile.stages[lower : upper + 1]]
         self.owed_after = [sum(owed[i:]) for i in range(len(owed))]
         self.owed_bytes = sum(owed)
-        self.progressive = recipe is not None
+        self.progressive, before = recipe is not None, part
         if recipe is not None:
             part = _with_gradients(part, lower, body, recipe)
+        self.reduced = [new.g - old.g for new, old in zip(part, before, strict=True)]
         x_out = 0 if self.head else whole.boundary(upper + 1)
         self.chain = replace(whole, stages=part, x_out=x_out)
         self.segments, self.keeps, self.shift = segments, keeps, 1 if embedding else 0
@@ -88,7 +91,7 @@ class Chunk:
         gradients = self.chain.gradients_after()[stage] - self.owed_after[stage] if self.progressive else None
         rest = size - (gradients or 0)
         loss = self._loss(rest, stage)
-        return Alive(self.base + rest - loss, loss, gradients, moment)
+        return Alive(self.base + rest - loss, loss, gradients, sum(self.reduced[stage:]), moment)
 
     def _loss(self, size: int, stage: int) -> int:
         """What of `size` is the head's: logits, their copies and gradients, where the peak is there."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from ..gpus import SLACK_SOURCE, framework_ranges
+from ..budget import Job
+from ..gpus import SLACK_SOURCE, Gpu, framework_ranges
+from ..mesh import Mesh
+from ..report import Budget
 from .facts import Facts, Said, gib
 
 VERSIONS = (
@@ -15,7 +18,16 @@ VERSIONS = (
 
 def assumption_notes(facts: Facts) -> Said:
     """All that apply."""
-    found = facts.found
+    yield from band_notes(facts.found, facts.job, facts.mesh)
+    yield (
+        "versions",
+        f"figures follow {VERSIONS}; a library's update can move them, and `actplan trace` shows what an installed one "
+        "does",
+    )
+
+
+def band_notes(found: Budget, job: Job, mesh: Mesh) -> Said:
+    """Where the bands come from."""
     yield (
         "tolerance",
         f"allocated bytes follow from shapes and repeat from run to run; what the allocator reserves does not: "
@@ -30,18 +42,11 @@ def assumption_notes(facts: Facts) -> Said:
             "them goes back to the device only when an allocation would fail (CUDACachingAllocator.cpp: "
             "release_cached_blocks), so that a job may still fit where the reserved band says it does not",
         )
-    if facts.job.gpu is not None:
-        yield from _framework(facts)
-    yield (
-        "versions",
-        f"figures follow {VERSIONS}; a library's update can move them, and `actplan trace` shows what an installed one "
-        "does",
-    )
+    if job.gpu is not None:
+        yield from _framework(job.gpu, mesh)
 
 
-def _framework(facts: Facts) -> Said:
-    gpu, mesh = facts.job.gpu, facts.mesh
-    assert gpu is not None
+def _framework(gpu: Gpu, mesh: Mesh) -> Said:
     groups = sum(degree > 1 for degree in (mesh.data_ranks, mesh.tp, mesh.cp, mesh.pp, mesh.ep))
     ranges = framework_ranges(gpu, groups=groups)
     parts = [f"{part.name} {gib(part.low)} to {gib(part.high)} ({part.source})" for part in ranges]

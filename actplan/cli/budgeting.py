@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..budget import Job
     from ..gpus import Gpu
     from ..recipes import Recipe
+    from ..report import Budget
     from ..sharding import Sharding
     from ..verdict import Target
 
@@ -98,7 +99,11 @@ def _sizes(model: Model, run: Run, options: BudgetOptions) -> dict[str, object]:
     from ..estimate.autograd import subject
 
     job = job_of(run, options)
-    found = budget(subject(model, run), job)
+    return sizes(budget(subject(model, run), job), job, options)
+
+
+def sizes(found: Budget, job: Job, options: BudgetOptions) -> dict[str, object]:
+    """A budget as part of a row."""
     row: dict[str, object] = {
         "peak_phase": found.peak_phase,
         "total_bytes": found.total_bytes,

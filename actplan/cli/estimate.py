@@ -30,7 +30,7 @@ def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output:
         from .trace import show
 
         budget.check_traced()
-        return show(traced, run.traced_run(), model.reference, output)
+        return show(traced, run.traced_run(), model.reference, output, budget)
     from .. import estimate
 
     planned = model.load()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PRESET = "qwen-27b"
 QAT = ("weights", "all")
-OF_A_LEDGER = ("seq", "batch", "checkpoint")
+OF_A_LEDGER = ("seq", "batch", "checkpoint", "dp")
 """What may still be chosen where the model is a ledger."""
 
 
@@ -190,11 +190,12 @@ class RunOptions:
         plain = RunOptions()
         for name in self.__dataclass_fields__:
             if name not in OF_A_LEDGER and getattr(self, name) != getattr(plain, name):
+                divides = name in Mesh.__struct_fields__ or name in ("cp_attention", "expert_imbalance")
                 raise InputError(
-                    "the trace has decided this",
+                    "a traced model is whole on its rank" if divides else "the trace has decided this",
                     where=f"--{name.replace('_', '-')}",
-                    allowed="--seq, --batch and --checkpoint with --ledger",
-                    hint="trace again with this option",
+                    allowed="--seq, --batch, --checkpoint and --dp with --ledger",
+                    hint=None if divides else "trace again with this option",
                 )
 
     def axes(self) -> dict[RunAxis, tuple[object, ...]]:
@@ -299,9 +300,10 @@ class BudgetOptions:
     )
 
     def check_traced(self) -> None:
-        """Errors if anything is asked for that needs parameters by name."""
-        if self != BudgetOptions():
-            raise InputError("a ledger holds no parameters by name", where="--ledger", allowed="without a budget")
+        """Errors if anything is asked for that a ledger does not tell."""
+        for flag, value in (("--tokens", self.tokens), ("--pp-schedule", self.pp_schedule)):
+            if value is not None:
+                raise InputError("a traced model is on one pipeline stage, and not priced", where=flag)
 
     @property
     def wanted(self) -> bool:

@@ -133,12 +133,22 @@ class _Sweep:
 
     def _of_ledger(self, ledger: Ledger) -> Iterator[Callable[[], Row]]:
         """Every point of a traced model."""
-        from ..estimate.traced import sweep_row
-        from ..sweep import at_point, points
+        from ..sweep import points
 
         base = self.run.assemble(None, self.single)
         for changed in points(self.axes):
-            yield partial(sweep_row, ledger, at_point(base, changed))
+            yield partial(self._row_of_ledger, ledger, base, changed)
+
+    def _row_of_ledger(self, ledger: Ledger, base: Run, changed: Mapping[str, Any]) -> Row:
+        from ..estimate.traced import sweep_row
+        from ..sweep import at_point
+        from .traced_budgeting import budget_row
+
+        words = {name: changed[name] for name in LISTS if name in changed}
+        run = at_point(base, {name: value for name, value in changed.items() if name not in LISTS})
+        options = dataclasses.replace(self.budget, **words)
+        dp = {"dp": run.mesh.dp} if "mesh.dp" in changed else {}
+        return {**sweep_row(ledger, run), **dp, **words, **budget_row(ledger, run, options)}
 
     def _more(self, planned: Model) -> Callable[[Run, Mapping[str, Any]], tuple[Run, Callable[[], Row]]]:
         def more(point: Run, changed: Mapping[str, Any]) -> tuple[Run, Callable[[], Row]]:

@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..policies import EveryK, EveryLayer, NoCheckpoint
 from ..spec import Run
 from .grouping import grouped
-from .options import ModelOptions, RunOptions
+from .options import BudgetOptions, ModelOptions, RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
@@ -116,14 +116,20 @@ def _fitted(source: str, options: TraceOptions, settings: Run, output: OutputOpt
     return show(ledger, settings, source, output)
 
 
-def show(ledger: Ledger, settings: Run, source: str, output: OutputOptions) -> int:
-    """A ledger's estimate at the run's size."""
+def show(ledger: Ledger, settings: Run, source: str, output: OutputOptions, budget: BudgetOptions | None = None) -> int:
+    """A ledger's estimate at the run's size, with a budget where one is asked for."""
+    from msgspec import UNSET
+
     from ..estimate import traced
     from ..render import estimate as view
 
     report = traced.estimate(ledger, settings, source)
+    if budget is not None:
+        from .traced_budgeting import with_budget
+
+        report = with_budget(report, ledger, settings, budget)
     output.emit(report, lambda: view.blocks(report), lambda: view.sheet(report))
-    return 0
+    return 0 if report.fit is UNSET or report.fit.fits else 1
 
 
 def _traced(source: str, options: TraceOptions, output: OutputOptions) -> int:

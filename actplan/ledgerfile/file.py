@@ -6,14 +6,19 @@ import os
 import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ..errors import InputError
+from ..units import parse_dtype
 from .sizes import parse
 from .structs import VERSION, Ledger, Stage
+
+MOST = 1 << 50
+"""Elements of one parameter."""
 
 
 def load_ledger(path: str | Path) -> Ledger:
@@ -55,6 +60,22 @@ def _check(ledger: Ledger) -> None:
                 parse(text)
             except InputError as error:
                 raise error.at(f"stages.{name}: {text!r}") from None
+    _check_weights(ledger)
+
+
+def _check_weights(ledger: Ledger) -> None:
+    total = 0
+    for i, entry in enumerate(ledger.weights):
+        where = f"weights[{i}]"
+        if not 0 < entry.count <= 100_000 or entry.first < 0:
+            raise InputError("counts start at 1 and indices at 0", where=where)
+        for parameter in entry.parameters:
+            if any(size < 0 or size > MOST for size in parameter.shape) or prod(parameter.shape) > MOST:
+                raise InputError(f"no shape {parameter.shape}"[:80], where=f"{where}.{parameter.name[:64]}")
+            parse_dtype(parameter.dtype, f"{where}.{parameter.name[:64]}.dtype")
+        total += entry.count * sum(prod(parameter.shape) for parameter in entry.parameters)
+    if ledger.weights and total != ledger.num_parameters:
+        raise InputError(f"they are {total:,}, and num_parameters is {ledger.num_parameters:,}", where="weights")
 
 
 def _sizes(stage: Stage) -> Iterator[str]:

@@ -1,0 +1,90 @@
+"""The budget of a traced model: what the trace decided, checked against what the recipe trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ..errors import InputError
+from ..report import Note, Report
+from ..units import parse_dtype
+from .budgeting import job_of, sizes, target_of
+from .options import BudgetOptions
+
+if TYPE_CHECKING:
+    from ..budget import Job
+    from ..estimate.traced_body import TracedBody
+    from ..ledgerfile import Ledger
+    from ..report import Budget
+    from ..spec import Run
+
+
+def with_budget(report: Report, ledger: Ledger, run: Run, options: BudgetOptions) -> Report:
+    """The report of a traced model with whatever the options ask for."""
+    if not options.wanted:
+        return report
+    from ..budget_notes.assumptions import band_notes
+    from ..verdict import judged
+
+    found, job = _budget(ledger, run, options)
+    said = tuple(Note(code=code, message=message) for code, message in band_notes(found, job, run.mesh))
+    report = replace(report, budget=found, notes=(*report.notes, *said))
+    target = target_of(options, job.gpu)
+    return report if target is None else replace(report, fit=judged(found, target))
+
+
+def budget_row(ledger: Ledger, run: Run, options: BudgetOptions) -> dict[str, object]:
+    """What a budget adds to a row of a sweep; nothing where none is asked for."""
+    if not options.wanted:
+        return {}
+    found, job = _budget(ledger, run, options)
+    return sizes(found, job, options)
+
+
+def _budget(ledger: Ledger, run: Run, options: BudgetOptions) -> tuple[Budget, Job]:
+    from ..budget import budget
+    from ..estimate.traced import Traced
+    from ..estimate.traced_body import TracedBody
+
+    run = as_traced(ledger, run)
+    job = job_of(run, options)
+    body = TracedBody(Traced(ledger, run))
+    _check_recipe(body, job)
+    return budget(body, job), job
+
+
+def as_traced(ledger: Ledger, run: Run) -> Run:
+    """The run in the types, and with the attention and loss, of the trace."""
+    words = ledger.run
+    attention = words.get("attention", run.attention)
+    return replace(
+        run,
+        dtype=parse_dtype(words.get("dtype", str(run.dtype)), "--ledger"),
+        precision="autocast" if "autocast" in words else "pure",
+        attention="eager" if attention == "eager" else "flash",
+        loss="none" if words.get("loss") == "none" else "fused",
+        device="cuda",
+    )
+
+
+def _check_recipe(body: TracedBody, job: Job) -> None:
+    """Refuse a recipe that trains otherwise than the trace did."""
+    recipe, run = job.recipe, body.run
+    frozen = any(not p.trainable for stage in body.profile.stages for p in stage.parameters)
+    if recipe.base is not None:
+        raise InputError(f"recipe {recipe.name} quantises its base, the trace did not", where="--recipe")
+    if recipe.frozen is not None and not frozen:
+        raise InputError(f"recipe {recipe.name} freezes a base, the trace trained every parameter", where="--recipe")
+    if recipe.frozen is None and recipe.compute != run.dtype:
+        raise InputError(
+            f"recipe {recipe.name} computes in {recipe.compute}, the trace ran in {run.dtype}",
+            where="--recipe",
+            hint="trace again in that type",
+        )
+    if recipe.autocast_cache != (run.precision == "autocast"):
+        raise InputError(
+            f"recipe {recipe.name} {'runs' if recipe.autocast_cache else 'does not run'} under autocast, the trace "
+            f"{'did' if run.precision == 'autocast' else 'did not'}",
+            where="--recipe",
+        )

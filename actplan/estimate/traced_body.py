@@ -1,0 +1,135 @@
+"""A traced model as a budget reads it: its chain with both ends in one stage each, and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from msgspec.structs import replace
+
+from ..chain import Chain, Stage
+from ..errors import InputError
+from ..ledgerfile import Parameter as Listed
+from ..ledgerfile import Weights
+from ..policies import Keeps, Layers
+from ..profile import EMBEDDING, HEAD, Context, LayerProfile, ModelProfile, Parameter
+from ..spec import Run
+from ..units import parse_dtype
+from .traced import Traced
+
+
+class TracedBody:
+    """See `budget.Body`. Raises InputError for a ledger without parameters, or with stages between its layers."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        places = traced.places
+        if not traced.ledger.weights:
+            raise InputError(
+                "the ledger lists no parameters", where="--ledger", hint="trace the model again: `actplan trace -o`"
+            )
+        if places and places[-1] - places[0] + 1 != len(places):
+            raise InputError("the ledger has stages between its layers", where="--ledger", allowed="without a budget")
+
+    @property
+    def run(self) -> Run:
+        return self.traced.run
+
+    @property
+    def layers(self) -> Layers:
+        return self.traced.layers
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.traced.places)
+
+    @property
+    def logits_bytes(self) -> int:
+        """The trace's caller holds none."""
+        return 0
+
+    def with_choices(self, chain: Chain, keeps: Keeps) -> Chain:
+        raise InputError("a ledger holds whole layers", where="--checkpoint", allowed="policies of whole layers")
+
+    def split(self) -> TracedBody:
+        raise InputError("a ledger is of one pipeline stage", where="--pp-schedule", allowed="without it")
+
+    @cached_property
+    def _ends(self) -> tuple[Stage, tuple[Stage, ...], Stage]:
+        """The embedding, the layers, and the head with what the caller holds of its output."""
+        stages, places = self.traced.chain.stages, self.traced.places
+        first = places[0] if places else 1
+        last = places[-1] + 1 if places else 1
+        before = joined(stages[:first], self.traced.chain.boundary(first), EMBEDDING)
+        return before, stages[first:last], joined(stages[last:], 0, HEAD)
+
+    def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain:
+        embedding, layers, head = self._ends
+        return Chain((embedding, *layers, head))
+
+    @cached_property
+    def profile(self) -> ModelProfile:
+        """Sizes and parameters; what is alive beside the stages is the output that the caller holds."""
+        embedding, layers, head = self._ends
+        owned = _by_layer(self.traced.ledger.weights)
+        paths = [self.traced.numbers.stages[i].name for i in self.traced.places]
+        own = [owned.pop(path, ()) for path in paths]
+        at_head = owned.pop(HEAD, ())
+        rest = tuple(parameter for parameters in owned.values() for parameter in parameters)
+        held = Context(0, 0, self.traced.chain.x_out)
+        return ModelProfile(
+            embedding=_profiled(embedding, rest),
+            layers=tuple(_profiled(stage, own[i]) for i, stage in enumerate(layers)),
+            head=_profiled(head, at_head),
+            stored=held,
+            dropped=held,
+            boundary_bytes=layers[0].x if layers else 0,
+        )
+
+
+def _profiled(stage: Stage, parameters: tuple[Parameter, ...]) -> LayerProfile:
+    return LayerProfile(kind=stage.kind, saved=(), shared=(), stage=stage, once=0, parameters=parameters, flops=stage.r)
+
+
+def _by_layer(weights: Sequence[Weights]) -> dict[str, tuple[Parameter, ...]]:
+    """Path of a layer, or which end -> its parameters; equal layers share one tuple."""
+    found: dict[str, tuple[Parameter, ...]] = {}
+    for entry in weights:
+        parameters = tuple(_parameter(p) for p in entry.parameters)
+        if entry.place in (EMBEDDING, HEAD):
+            found[entry.place] = parameters
+        else:
+            found.update({f"{entry.place}.{entry.first + i}": parameters for i in range(entry.count)})
+    return found
+
+
+def _parameter(p: Listed) -> Parameter:
+    return Parameter(p.name, tuple(p.shape), parse_dtype(p.dtype, "weights"), ".experts." in p.name, p.trainable)
+
+
+def joined(stages: Sequence[Stage], x_out: int, kind: str) -> Stage:
+    """Stages in a row, all stored, as one; `x_out`: what the last one hands on."""
+    if not stages:
+        return Stage(name=kind, kind=kind, x=x_out, s=0, tf=0, tb=0, g=0, r=0, checkpointable=False)
+    boundaries = [*(stage.x for stage in stages[1:]), x_out]
+    kept = forward = backward = 0
+    for stage, after in zip(stages, boundaries, strict=True):
+        forward = max(forward, kept + stage.s + stage.x + after + stage.tf + stage.ahead)
+        kept += stage.kept
+        backward = max(backward, kept + after + stage.tb)
+    first = stages[0]
+    s = kept - first.x
+    return replace(
+        first,
+        name=kind,
+        kind=kind,
+        s=s,
+        tf=forward - s - first.x - x_out,
+        tb=backward - kept - x_out,
+        r=sum(stage.r for stage in stages),
+        ahead=0,
+        td=None,
+        skip=0,
+        keeps_input=True,
+        checkpointable=False,
+    )
