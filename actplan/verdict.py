@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from .budget import Job, budget
+from .budget import Body, Job, budget
 from .errors import InputError
-from .estimate.autograd import Subject, subject
+from .estimate.autograd import subject
 from .optimizers import OPTIMIZERS
 from .policies import EveryLayer, NoCheckpoint
 from .recipes import Offload, Recipe, load_recipe
@@ -51,18 +52,45 @@ class Change(msgspec.Struct, frozen=True):
     same_gpus: bool = True
 
 
-def fit(model: Model, run: Run, job: Job, found: Budget, target: Target) -> Fit:
+class Planned(Protocol):
+    """A model with its run's checkpointing."""
+
+    @property
+    def recompute_flops_fraction(self) -> float: ...
+
+
+class Plannable(Protocol):
+    """What a verdict tries changes on: a known model, or a traced one."""
+
+    def under(self, run: Run) -> tuple[Body, Planned]:
+        """The body of a run, and the same with its checkpointing."""
+        ...
+
+    def changes(self, run: Run, job: Job) -> Iterator[Change]:
+        """What is worth trying, the cheapest first."""
+        ...
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A model whose layers actplan knows."""
+
+    model: Model
+
+    def under(self, run: Run) -> tuple[Body, Planned]:
+        about = subject(self.model, run)
+        return about, about.under(run.checkpoint)
+
+    def changes(self, run: Run, job: Job) -> Iterator[Change]:
+        return changes(self.model, run, job)
+
+
+def fit(about: Plannable, run: Run, job: Job, found: Budget, target: Target) -> Fit:
     """The verdict; where it does not fit, the category to blame and what would help."""
-    said = judged(found, target)
-    return said if said.fits else replace(said, remedies=tuple(remedies(model, run, job, target)))
-
-
-def judged(found: Budget, target: Target) -> Fit:
-    """The verdict; where it does not fit, the category to blame."""
     needed = target.needed(found)
     parts: dict[str, object] = {} if target.device is None else {"device": target.device}
     if needed > target.limit_bytes:
         parts["blame"] = blame(found)
+        parts["remedies"] = tuple(remedies(about, run, job, target))
     return Fit(
         limit_bytes=target.limit_bytes,
         fits=needed <= target.limit_bytes,
@@ -82,24 +110,24 @@ def _category(phase: PhaseBytes, name: str) -> int:
     return int(getattr(phase, f"{name}_bytes"))
 
 
-def remedies(model: Model, run: Run, job: Job, target: Target) -> Iterator[Remedy]:
+def remedies(about: Plannable, run: Run, job: Job, target: Target) -> Iterator[Remedy]:
     """Single changes that make it fit, the cheapest first. Where none does without more GPUs, changes on top of one
     another, each kept if it lowers the need, until it fits."""
-    listed = list(changes(model, run, job))
-    tried = [(change, _tried(model, change, *change.apply(run, job), target)) for change in listed]
+    listed = list(about.changes(run, job))
+    tried = [(change, _tried(about, change, *change.apply(run, job), target)) for change in listed]
     alone = [(change, remedy) for change, remedy in tried if remedy is not None and remedy.fits]
     if not any(change.same_gpus for change, _ in alone):
-        yield from _together(model, run, job, target)
+        yield from _together(about, run, job, target)
     yield from (remedy for _, remedy in alone[:MAX_REMEDIES])
 
 
-def _together(model: Model, run: Run, job: Job, target: Target) -> Iterator[Remedy]:
+def _together(about: Plannable, run: Run, job: Job, target: Target) -> Iterator[Remedy]:
     """Changes on the GPUs there are, then with more of them."""
-    lowest = target.needed(budget(subject(model, run), job))
+    lowest = target.needed(budget(about.under(run)[0], job))
     first = True
-    for change in sorted(changes(model, run, job), key=lambda change: not change.same_gpus):
+    for change in sorted(about.changes(run, job), key=lambda change: not change.same_gpus):
         next_run, next_job = change.apply(run, job)
-        remedy = _tried(model, change, next_run, next_job, target)
+        remedy = _tried(about, change, next_run, next_job, target)
         if remedy is None or remedy.device_bytes.high >= lowest:
             continue
         run, job, lowest = next_run, next_job, remedy.device_bytes.high
@@ -109,12 +137,12 @@ def _together(model: Model, run: Run, job: Job, target: Target) -> Iterator[Reme
             return
 
 
-def _tried(model: Model, change: Change, run: Run, job: Job, target: Target) -> Remedy | None:
+def _tried(about: Plannable, change: Change, run: Run, job: Job, target: Target) -> Remedy | None:
     """The change's outcome; None where the model or mesh does not allow it."""
     try:
-        about: Subject = subject(model, run)
-        found = budget(about, job)
-        fraction = about.under(run.checkpoint).recompute_flops_fraction
+        body, chosen = about.under(run)
+        found = budget(body, job)
+        fraction = chosen.recompute_flops_fraction
     except InputError:
         return None
     return Remedy(
@@ -127,13 +155,26 @@ def _tried(model: Model, change: Change, run: Run, job: Job, target: Target) -> 
 
 
 def changes(model: Model, run: Run, job: Job) -> Iterator[Change]:
-    """What is worth trying, the cheapest first."""
+    """What is worth trying on a known model, the cheapest first."""
     if run.loss == "naive":
         yield _run("a fused loss (--loss fused)", "none: the same loss, in chunks", loss="fused")
     if run.attention == "eager":
         yield _run("--attention flash", "none: the same attention, without T × T", attention="flash")
     if run.kernels == "hf" and model.liger:
         yield _run("--kernels liger", "none: the same norms and activations, fused", kernels="liger")
+    yield from _same_layers(run, job)
+    yield _mesh(run, "cp", "twice the GPUs; attention exchanges keys and values")
+    yield _mesh(run, "tp", "twice the GPUs; two collectives a layer and pass")
+    yield from _shorter(run)
+
+
+def changes_of_any(run: Run, job: Job) -> Iterator[Change]:
+    """What is worth trying on a model that is what it is."""
+    yield from _same_layers(run, job)
+    yield from _shorter(run)
+
+
+def _same_layers(run: Run, job: Job) -> Iterator[Change]:
     if isinstance(run.checkpoint, NoCheckpoint):
         yield _run("--checkpoint layer", "one more forward of every layer", checkpoint=EveryLayer())
     if job.recipe.optimizer.name == "adamw":
@@ -143,8 +184,9 @@ def changes(model: Model, run: Run, job: Job) -> Iterator[Change]:
     if run.micro_batch_size > 1:
         half = run.micro_batch_size // 2
         yield _run(f"--batch {half}", "twice the micro-batches for the same step", micro_batch_size=half)
-    yield _mesh(run, "cp", "twice the GPUs; attention exchanges keys and values")
-    yield _mesh(run, "tp", "twice the GPUs; two collectives a layer and pass")
+
+
+def _shorter(run: Run) -> Iterator[Change]:
     half = run.sequence_length // 2
     if half:
         yield _run(f"--seq {half}", "shorter sequences", sequence_length=half)

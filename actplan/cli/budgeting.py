@@ -70,7 +70,7 @@ def _budgeted(report: Report, model: Model, run: Run, options: BudgetOptions) ->
     from ..budget.routing import routing
     from ..budget_notes import with_budget_notes
     from ..estimate.autograd import subject
-    from ..verdict import fit
+    from ..verdict import Known, fit
 
     job = job_of(run, options)
     found = budget(subject(model, run), job)
@@ -79,7 +79,7 @@ def _budgeted(report: Report, model: Model, run: Run, options: BudgetOptions) ->
         found = replace(found, routing=spread)
     report = replace(report, budget=found, notes=with_budget_notes(report.notes, model, run, job, found))
     target = target_of(options, job.gpu)
-    return report if target is None else replace(report, fit=fit(model, run, job, found, target))
+    return report if target is None else replace(report, fit=fit(Known(model), run, job, found, target))
 
 
 def budget_row(model: Model, run: Run, options: BudgetOptions) -> dict[str, object]:

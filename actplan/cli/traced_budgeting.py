@@ -13,11 +13,15 @@ from .budgeting import job_of, sizes, target_of
 from .options import BudgetOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..budget import Job
+    from ..estimate.traced import TracedSegments
     from ..estimate.traced_body import TracedBody
     from ..ledgerfile import Ledger
     from ..report import Budget
     from ..spec import Run
+    from ..verdict import Change
 
 
 def with_budget(report: Report, ledger: Ledger, run: Run, options: BudgetOptions) -> Report:
@@ -25,33 +29,50 @@ def with_budget(report: Report, ledger: Ledger, run: Run, options: BudgetOptions
     if not options.wanted:
         return report
     from ..budget_notes.assumptions import band_notes
-    from ..verdict import judged
+    from ..verdict import fit
 
+    run = as_traced(ledger, run)
     found, job = _budget(ledger, run, options)
     said = tuple(Note(code=code, message=message) for code, message in band_notes(found, job, run.mesh))
     report = replace(report, budget=found, notes=(*report.notes, *said))
     target = target_of(options, job.gpu)
-    return report if target is None else replace(report, fit=judged(found, target))
+    return report if target is None else replace(report, fit=fit(_Traced(ledger), run, job, found, target))
 
 
 def budget_row(ledger: Ledger, run: Run, options: BudgetOptions) -> dict[str, object]:
     """What a budget adds to a row of a sweep; nothing where none is asked for."""
     if not options.wanted:
         return {}
-    found, job = _budget(ledger, run, options)
+    found, job = _budget(ledger, as_traced(ledger, run), options)
     return sizes(found, job, options)
 
 
 def _budget(ledger: Ledger, run: Run, options: BudgetOptions) -> tuple[Budget, Job]:
     from ..budget import budget
-    from ..estimate.traced import Traced
-    from ..estimate.traced_body import TracedBody
 
-    run = as_traced(ledger, run)
     job = job_of(run, options)
-    body = TracedBody(Traced(ledger, run))
+    body, _ = _Traced(ledger).under(run)
     _check_recipe(body, job)
     return budget(body, job), job
+
+
+class _Traced:
+    """A ledger under any run, for a verdict to try changes on."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def under(self, run: Run) -> tuple[TracedBody, TracedSegments]:
+        from ..estimate.traced import Traced
+        from ..estimate.traced_body import TracedBody
+
+        traced = Traced(self.ledger, run)
+        return TracedBody(traced), traced.under(run.checkpoint)
+
+    def changes(self, run: Run, job: Job) -> Iterator[Change]:
+        from ..verdict import changes_of_any
+
+        return changes_of_any(run, job)
 
 
 def as_traced(ledger: Ledger, run: Run) -> Run:

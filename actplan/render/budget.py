@@ -107,10 +107,8 @@ def _fit(fit: Fit) -> list[Block]:
     ]
     if fit.remedies is not UNSET and fit.remedies:
         shown.append(_remedies(fit))
-    elif fit.remedies is not UNSET:
-        shown.append(Note("no change that was tried makes it fit"))
     else:
-        shown.append(Note("`actplan plan --ledger FILE --limit SIZE` finds where to checkpoint"))
+        shown.append(Note("no change that was tried makes it fit"))
     return shown
 
 

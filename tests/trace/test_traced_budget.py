@@ -61,11 +61,16 @@ def test_it_is_that_of_the_known_model(recipe: tuple[str, ...], policy: str, cap
         assert traced["budget"][band]["high"] == pytest.approx(known["budget"][band]["high"], rel=2e-3)
 
 
-def test_a_verdict_without_remedies_names_the_planner(capfd: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capfd, "estimate", *TRACED, "--seq", "128k", "--recipe", "bf16", "--gpu", "t4-16gb")
+def test_a_verdict_tries_what_leaves_the_layers_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+    code, found = answer(capfd, "estimate", *TRACED, "--seq", "16k", "--recipe", "bf16", "--gpu", "a100-40gb")
     assert code == 1
-    assert "Does not fit" in out
-    assert "`actplan plan --ledger FILE --limit SIZE`" in out
+    fit = found["fit"]
+    assert fit["blame"] in ("activations", "loss")
+    words = " ".join(remedy["change"] for remedy in fit["remedies"])
+    assert "--checkpoint layer" in words
+    assert not any(word in words for word in ("--loss", "--kernels", "--attention", "--tp", "--cp"))
+    assert any(remedy["fits"] for remedy in fit["remedies"])
+    assert {r["recompute_flops_fraction"] > 0 for r in fit["remedies"] if "layer" in r["change"]} == {True}
 
 
 def test_a_sweep_has_budgets_too(capfd: pytest.CaptureFixture[str]) -> None:
