@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from ..chain import Chain, Checkpointed, Option, Schedule, Unit, evaluate
 from ..report import Alternative, FrontierPoint, Plan, PlanUnit
 from ..schedule import (
@@ -30,7 +33,7 @@ def plan(
 ) -> Plan:
     """The cheapest schedule within the limit: one level, per-op and other choices of the menus, nested below that.
 
-    `numbers` is what a policy's segments call a stage, where that is not its place in the chain.
+    `numbers` is what a stage is called, where that is not its place in the chain.
     """
     room = limit - reserved_bytes
     found = solve_plan(chain, room, only)
@@ -58,7 +61,7 @@ def plan(
         feasible=True,
         dominated_by=where,
         policy=policy,
-        units=tuple(_unit(chain, unit) for unit in schedule.units),
+        units=_called(tuple(_unit(chain, unit) for unit in schedule.units), numbers),
         peak_bytes=found.peak_bytes,
         recompute_cost=chain.in_source_unit(found.cost),
         recompute_flops_fraction=fraction(chain, found.cost),
@@ -83,6 +86,19 @@ def _unit(chain: Chain, unit: Unit) -> PlanUnit:
         return PlanUnit(kind="checkpointed", first_stage=unit.first, last_stage=unit.last)
     inner = tuple(_unit(chain, part) for part in unit.inner)
     return PlanUnit(kind="checkpointed", first_stage=unit.first, last_stage=unit.last, inner=inner)
+
+
+def _called(units: tuple[PlanUnit, ...], numbers: Numbers | None) -> tuple[PlanUnit, ...]:
+    """Units by what their stages are called; those that have no number are in none."""
+    if numbers is None:
+        return units
+    found = []
+    for unit in units:
+        own = [numbers[i] for i in range(unit.first_stage, unit.last_stage + 1) if i in numbers]
+        if own:
+            changed: dict[str, object] = {} if unit.inner is UNSET else {"inner": _called(unit.inner, numbers)}
+            found.append(replace(unit, first_stage=own[0], last_stage=own[-1], **changed))
+    return tuple(found)
 
 
 def policy_text(chain: Chain, schedule: Schedule, only: str = "any", numbers: Numbers | None = None) -> str:

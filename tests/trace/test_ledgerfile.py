@@ -223,6 +223,8 @@ def test_a_plan_is_the_estimate_of_its_policy(toy: str, capfd: pytest.CaptureFix
         plan = json.loads(out)["plan"]
         assert (code, plan["feasible"]) == (0, True)
         assert plan["peak_bytes"] <= limit
+        layers = [i for unit in plan["units"] for i in range(unit["first_stage"], unit["last_stage"] + 1)]
+        assert layers == [0, 1, 2]
         _, out, _ = said(capfd, "estimate", *at, "--checkpoint", plan["policy"])
         assert json.loads(out)["peak"]["bytes"] == plan["peak_bytes"]
     code, out, _ = said(capfd, "plan", *at, "--limit", "1KiB")
