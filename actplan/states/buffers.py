@@ -35,7 +35,9 @@ def pools(units: Sequence[Unit], recipe: Recipe, mesh: Mesh, gradients: int) -> 
         sharding = Fsdp(reduce=recipe.gradients)
     if not isinstance(sharding, Fsdp):
         return ()
-    found = [Pool("all-gather stream", *_all_gather_pool(units, recipe, sharding, mesh), _FSDP_SOURCE)]
+    found = []
+    if mesh.data_ranks > 1:
+        found.append(Pool("all-gather stream", *_all_gather_pool(units, recipe, sharding, mesh), _FSDP_SOURCE))
     if gradients:
         reason = "the shards of all gradients, outputs of the reduce-scatters; reserved when the optimizer frees them"
         found.append(Pool("reduce-scatter stream", gradients, reason, _FSDP_SOURCE))
@@ -85,10 +87,9 @@ def _gathered_bytes(unit: Unit, recipe: Recipe) -> int:
 def _fsdp(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> list[Line]:
     """FSDP2: the root stays gathered from its forward on; of the layers, the one in use and the next.
 
-    At the loss the layers are freed (all, all but the last, or none). In backward a layer is in use, the
-    next is
-    being gathered into a flat buffer and copied out of it, and the gradients of two are in reduction: the
-    previous reduce-scatter's input is held until the next one starts.
+    At the loss the layers are freed (all, all but the last, or none). In backward a layer is in use, the next is being
+    gathered into a flat buffer and copied out of it, and the gradients of two are in reduction: the previous
+    reduce-scatter's input is held until the next one starts.
     """
     lines: list[Line] = []
     layers = [unit for unit in units if unit.kind == "layer"]
@@ -111,22 +112,24 @@ def _fsdp(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> 
         lines.append(
             Line("communication", "gathered layers", two, DURING_BACKWARD, reason, _FSDP_SOURCE, moments=("layers",))
         )
-        flat = max(each)
-        reason = "the flat all-gather output of the prefetched layer, until it is copied out"
-        lines.append(
-            Line(
-                "communication",
-                "all-gather buffer",
-                flat,
-                DURING_BACKWARD,
-                reason,
-                _FSDP_SOURCE,
-                own_pool=True,
-                moments=("layers",),
-            )
-        )
-        lines.extend(_fsdp_cast(units, recipe, sharding, mesh))
+        if mesh.data_ranks > 1:  # one rank copies its weights, and gathers nothing (wait_for_unshard)
+            lines.append(_all_gather_buffer(max(each)))
+            lines.extend(_fsdp_cast(units, recipe, sharding, mesh))
     return [*lines, *_fsdp_reduction(units, recipe, sharding, mesh)]
+
+
+def _all_gather_buffer(flat: int) -> Line:
+    reason = "the flat all-gather output of the prefetched layer, until it is copied out"
+    return Line(
+        "communication",
+        "all-gather buffer",
+        flat,
+        DURING_BACKWARD,
+        reason,
+        _FSDP_SOURCE,
+        own_pool=True,
+        moments=("layers",),
+    )
 
 
 def _fsdp_cast(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> list[Line]:
