@@ -6,7 +6,6 @@ from fractions import Fraction
 
 from msgspec import UNSET
 
-from ..mesh import Mesh
 from ..spec import Layer, Moe
 from .facts import Facts, Said, gib
 
@@ -40,18 +39,18 @@ def _experts(facts: Facts) -> Said:
     total, active = facts.whole_parameters, _active(facts)
     if active == total:
         return
+    said = f"all {total:,} parameters have weights, gradients and states, not the {active:,} that a token meets"
+    if facts.mesh.ep * facts.mesh.pp > 1:
+        step = facts.phase("optimizer_step")
+        size = step.parameters_bytes + step.gradients_bytes + step.optimizer_bytes
+        yield "moe-total", f"{said}; what this rank holds of them is {gib(size)}"
+        return
     per = facts.recipe.per_parameter(facts.mesh.data_ranks).total
     yield (
         "moe-total",
-        f"all {total:,} parameters have weights, gradients and states, not the {active:,} that a token meets: at "
-        f"{float(per):.2f} bytes a parameter on this rank {gib(total * per / _model_ranks(facts.mesh))}, where the "
-        "active "
-        f"ones alone would be {gib(active * per / _model_ranks(facts.mesh))}",
+        f"{said}: at {float(per):.2f} bytes a parameter on this rank {gib(total * per / facts.mesh.tp)}, where the "
+        f"active ones alone would be {gib(active * per / facts.mesh.tp)}",
     )
-
-
-def _model_ranks(mesh: Mesh) -> int:
-    return mesh.tp * mesh.pp
 
 
 def _active(facts: Facts) -> int:

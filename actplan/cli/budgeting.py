@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..recipes import Recipe
     from ..report import Budget
     from ..sharding import Sharding
+    from ..states import PipelineSplit
     from ..verdict import Target
 
 DEFAULT_GPU = "h100-80gb"
@@ -130,9 +131,29 @@ def job_of(run: Run, options: BudgetOptions) -> Job:
         recipe=_recipe(run, options, offloaded),
         microbatches=microbatches,
         schedule=options.pp_schedule,
+        split=None if options.pp_split is None else _split(options.pp_split, run),
         gpu=gpu,
         offload_activations="activations" in offloaded,
     )
+
+
+SPLITS = ("first=N", "last=N", "embedding", "loss")
+
+
+def _split(text: str, run: Run) -> PipelineSplit:
+    """`first=4,last=3`, or `embedding,loss`."""
+    from ..states import PipelineSplit
+
+    if run.mesh.pp == 1:
+        raise InputError("there is one pipeline stage", where="--pp-split", allowed="with --pp 2 or more")
+    made: dict[str, Any] = {}
+    for part in (word.strip() for word in text.split(",")):
+        name, equals, number = part.partition("=")
+        counted = name in ("first", "last")
+        if name in made or name not in ("first", "last", "embedding", "loss") or bool(equals) is not counted:
+            raise InputError(f"unknown part {part[:64]!r}", where="--pp-split", choices=SPLITS, got=part[:64])
+        made[name] = parse_count(number, "--pp-split") if counted else True
+    return PipelineSplit(**made)
 
 
 def _offloaded(options: BudgetOptions) -> tuple[str, ...]:

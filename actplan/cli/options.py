@@ -283,6 +283,10 @@ class BudgetOptions:
         str | None,
         Option("--pp-schedule", metavar="NAME", help="Order of pipeline stages: 1f1b, gpipe, zb-h1, zbv, ..."),
     ] = None
+    pp_split: Annotated[
+        str | None,
+        Option("--pp-split", metavar="HOW", help="Uneven stages: first=N,last=N, or embedding,loss as a layer."),
+    ] = None
     gpu: Annotated[str | None, Option("--gpu", metavar="NAME", help="The device; exit 1 if it does not fit.")] = None
     limit: Annotated[
         str | None, Option("--limit", metavar="SIZE", help="A limit such as 76GiB; exit 1 if it does not fit.")
@@ -301,15 +305,16 @@ class BudgetOptions:
 
     def check_traced(self) -> None:
         """Errors if anything is asked for that a ledger does not tell."""
-        for flag, value in (("--tokens", self.tokens), ("--pp-schedule", self.pp_schedule)):
-            if value is not None:
-                raise InputError("a traced model is on one pipeline stage, and not priced", where=flag)
+        for name in ("tokens", "pp_schedule", "pp_split"):
+            if getattr(self, name) is not None:
+                wrong = "a traced model is on one pipeline stage, and not priced"
+                raise InputError(wrong, where=f"--{name.replace('_', '-')}")
 
     @property
     def wanted(self) -> bool:
         """Whether a budget is asked for at all."""
         named = (self.recipe, self.optimizer, self.offload, self.reshard, self.replicas, self.microbatches)
-        return any((*named, self.pp_schedule, self.optimizer_in_backward, self.gpu, self.limit))
+        return any((*named, self.pp_schedule, self.pp_split, self.optimizer_in_backward, self.gpu, self.limit))
 
 
 def _names(text: str | None, flag: str) -> tuple[str, ...]:

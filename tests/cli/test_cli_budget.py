@@ -283,6 +283,23 @@ def test_a_schedule_without_bubbles() -> None:
     assert [stage["chunks"] for stage in folded] == [[[2 * i, 2 * i + 1], [14 - 2 * i, 15 - 2 * i]] for i in range(4)]
 
 
+def test_stages_of_uneven_length() -> None:
+    arguments = ("--preset", "llama-3.2-1b", "--recipe", "megatron-bf16", "--seq", "1k", "--pp", "4")
+
+    def spans(split: str, *more: str) -> list[tuple[int, int]]:
+        found = result("estimate", *arguments, *more, "--pp-split", split)["budget"]["stages"]
+        return [(stage["first_layer"], stage["last_layer"]) for stage in found]
+
+    assert spans("first=3,last=3") == [(0, 2), (3, 7), (8, 12), (13, 15)]
+    assert spans("last=1") == [(0, 4), (5, 9), (10, 14), (15, 15)]
+    assert spans("embedding,loss", "--set", "num_layers=14") == [(0, 2), (3, 6), (7, 10), (11, 13)]
+    assert spans("embedding", "--set", "num_layers=3") == [(0, -1), (0, 0), (1, 1), (2, 2)]
+    assert "first=N, last=N, embedding, loss" in refused("estimate", *arguments, "--pp-split", "middle=2")
+    assert "cannot be divided into 3 stages" in refused("estimate", *arguments, "--pp-split", "first=3")
+    assert "exclude each other" in refused("estimate", *arguments, "--pp-split", "first=4,loss")
+    assert "one pipeline stage" in refused("estimate", *SMALL, "--pp-split", "first=1")
+
+
 def test_routing_at_best_and_at_worst() -> None:
     arguments = ("--preset", "qwen3-30b-a3b", "--set", "num_layers=4", "--seq", "2k", "--ep", "4", "--dp", "4")
     found = result("estimate", *arguments, "--recipe", "bf16")["budget"]
