@@ -8,6 +8,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from ..chain import Chain, Checkpointed, Option, Schedule, Unit, evaluate
+from ..policies import Explicit
 from ..report import Alternative, FrontierPoint, Plan, PlanUnit
 from ..schedule import (
     FAMILIES,
@@ -114,6 +115,9 @@ def policy_text(chain: Chain, schedule: Schedule, only: str = "any", numbers: Nu
             if reached.cost == found.cost and reached.peak_bytes <= found.peak_bytes:
                 return name
     called = numbers or {i: i for i in range(len(chain))}
+    parts = [unit for unit in schedule.units if isinstance(unit, Checkpointed)]
+    if numbers is not None and schedule.depth() < 2 and not any(isinstance(unit, Option) for unit in schedule.units):
+        return str(Explicit(tuple((called[part.first], called[part.last]) for part in parts)))
     return "segments:" + ",".join(_segments(schedule.units, called)) + "".join(_choices(chain, schedule.units))
 
 
