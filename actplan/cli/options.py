@@ -314,7 +314,8 @@ class BudgetOptions:
     def wanted(self) -> bool:
         """Whether a budget is asked for at all."""
         named = (self.recipe, self.optimizer, self.offload, self.reshard, self.replicas, self.microbatches)
-        return any((*named, self.pp_schedule, self.pp_split, self.optimizer_in_backward, self.gpu, self.limit))
+        more = (self.pp_schedule, self.pp_split, self.gpu, self.limit)
+        return self.optimizer_in_backward or any(value is not None for value in (*named, *more))
 
 
 def _names(text: str | None, flag: str) -> tuple[str, ...]:

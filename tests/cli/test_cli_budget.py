@@ -319,6 +319,9 @@ def test_routing_at_best_and_at_worst() -> None:
         (("--pp", "3"), "--pp: 4 layers cannot be divided into 3 pipeline stages"),
         (("--pp-schedule", "zb-h1"), "--pp-schedule: zb-h1 orders the micro-batches of pipeline stages"),
         (("--pp", "2", "--pp-schedule", "zbv"), "--pp-schedule: zbv has 2 chunks a stage, and --vpp is 1"),
+        (("--pp", "2", "--pp-schedule", ""), "--pp-schedule: unknown schedule ''"),
+        (("--pp", "2", "--pp-split", ""), "--pp-split: unknown part ''"),
+        (("--gpu", ""), "--gpu: unknown GPU ''"),
         (("--pp", "2", "--pp-schedule", "zb-h9"), "--pp-schedule: unknown schedule 'zb-h9'; did you mean 'zb-h"),
         (
             ("--pp", "2", "--vpp", "2", "--pp-schedule", "dualpipev", "--microbatches", "3"),
