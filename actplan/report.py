@@ -209,7 +209,7 @@ class WeightsOwed(Part, frozen=True):
 class StageBytes(Part, frozen=True):
     """One pipeline stage: its layers, the microbatches (of one chunk each) it holds at most, its highest point.
 
-    chunks: first and last layer of each, where there are several.
+    chunks: first and last layer of each, where there are several. phases: its categories.
     """
 
     stage: int
@@ -218,6 +218,7 @@ class StageBytes(Part, frozen=True):
     in_flight: int
     peak_phase: str
     total_bytes: int
+    phases: tuple[PhaseBytes, ...]
     chunks: tuple[tuple[int, int], ...] | UnsetType = UNSET
     weights_owed: WeightsOwed | UnsetType = UNSET
 

@@ -170,6 +170,7 @@ def _summary(stage: StageBudget) -> StageBytes:
         in_flight=plan.in_flight,
         peak_phase=stage.peak.phase,
         total_bytes=stage.peak.total_bytes,
+        phases=stage.phases,
         chunks=plan.chunks if len(plan.chunks) > 1 else UNSET,
         weights_owed=WeightsOwed(microbatches=plan.owed, bytes=stage.owed_bytes, graph_bytes=stage.graph_bytes)
         if plan.owed

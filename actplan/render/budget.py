@@ -67,28 +67,39 @@ def _cell(phase: PhaseBytes, name: str) -> str:
 
 
 def _stages(budget: Budget) -> Table:
+    """One column a stage, with its categories where it is fullest; of many stages, one row each."""
     assert budget.stages is not UNSET
-    split = any(stage.weights_owed is not UNSET for stage in budget.stages)
-    columns = (
-        Column(f"pipeline stage, {budget.schedule}", right=False),
-        Column("layers"),
-        Column("in flight"),
-        *((Column("weights owed"),) if split else ()),
-        Column("GiB"),
-        Column("peak in", right=False),
-    )
-    rows = tuple(
-        (
-            str(stage.stage),
-            _layers(stage),
-            whole(stage.in_flight),
-            *((whole(0 if stage.weights_owed is UNSET else stage.weights_owed.microbatches),) if split else ()),
-            gib(stage.total_bytes),
-            PHASES[stage.peak_phase],
-        )
-        for stage in budget.stages
-    )
-    return Table(columns, rows, chosen=frozenset((budget.stage,)))
+    listed = [_stage(stage) for stage in budget.stages]
+    names = [name for name in listed[0] if any(one[name] != NOTHING for one in listed)]
+    title = f"pipeline stage, {budget.schedule}"
+    if len(listed) > MAX_STAGES:
+        columns = [Column(title, right=False)]
+        for name in names:
+            unit = "GiB at its peak" if name in (*CATEGORIES, "total") else ""
+            columns.append(Column(name, unit, essential=name in _ESSENTIAL))
+        rows = [(str(i), *(one[name] for name in names)) for i, one in enumerate(listed)]
+        return Table(tuple(columns), tuple(rows), chosen=frozenset((budget.stage,)))
+    columns = [Column(title, right=False), *(Column(str(stage.stage), "GiB at its peak") for stage in budget.stages)]
+    rows = [(name, *(one[name] for one in listed)) for name in names]
+    return Table(tuple(columns), tuple(rows), chosen=frozenset((names.index("total"),)))
+
+
+MAX_STAGES = 8
+"""Columns of stages that are shown beside one another."""
+_ESSENTIAL = ("layers", "in flight", "weights owed", "total", "peak in")
+
+
+def _stage(stage: StageBytes) -> dict[str, str]:
+    """Every cell of a stage."""
+    peak = next(phase for phase in stage.phases if phase.phase == stage.peak_phase)
+    return {
+        "layers": _layers(stage),
+        "in flight": whole(stage.in_flight),
+        "weights owed": NOTHING if stage.weights_owed is UNSET else whole(stage.weights_owed.microbatches),
+        **{name: _cell(peak, name) for name in CATEGORIES},
+        "total": gib(stage.total_bytes),
+        "peak in": PHASES[stage.peak_phase],
+    }
 
 
 def _layers(stage: StageBytes) -> str:

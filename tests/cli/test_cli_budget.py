@@ -266,7 +266,17 @@ def test_stages_have_a_table() -> None:
     text = actplan("estimate", *arguments).stdout
     table = [line.split() for line in text.splitlines()]
     at = next(i for i, words in enumerate(table) if words[:3] == ["pipeline", "stage,", "1f1b"])
-    assert table[at + 1][:4] == ["0", "0", "to", "3"]
+    assert table[at][3:] == ["0", "1", "2", "3"]
+    assert table[at + 1] == ["layers", *["0", "to", "3", "4", "to", "7", "8", "to", "11", "12", "to", "15"]]
+    assert table[at + 2] == ["in", "flight", "4", "3", "2", "1"]
+    totals = next(words for words in table[at:] if words[:1] == ["total"])
+    assert totals[1:] == [f"{stage['total_bytes'] / 2**30:.2f}" for stage in found["stages"]]
+    for stage in found["stages"]:
+        peak = next(phase for phase in stage["phases"] if phase["phase"] == stage["peak_phase"])
+        assert peak["total_bytes"] == stage["total_bytes"] == sum(peak[f"{name}_bytes"] for name in CATEGORIES)
+    rows = actplan("estimate", *arguments[:4], "--pp", "16", "--seq", "2k").stdout.splitlines()
+    at = next(i for i, line in enumerate(rows) if "pipeline stage, 1f1b" in line)
+    assert [row.split()[:4] for row in rows[at + 1 : at + 17]] == [[str(i), str(i), "to", str(i)] for i in range(16)]
 
 
 def test_a_schedule_without_bubbles() -> None:
