@@ -25,6 +25,7 @@ MAX_SHOWN = 20
 def command(
     model: ModelOptions,
     run: RunOptions,
+    budget: BudgetOptions,
     output: OutputOptions,
     *,
     python: Annotated[
@@ -53,7 +54,11 @@ def command(
     if sum((compare, snapshot is not None, python is not None)) > 1:
         raise InputError("--compare, --snapshot and --python each say what to do", allowed="one of them")
     if snapshot is not None:
-        return _snapshot(snapshot, output)
+        from .snapshot import show as show_snapshot
+
+        return show_snapshot(snapshot, model, run, budget, output)
+    if budget != BudgetOptions():
+        raise InputError("a budget stands beside a snapshot", where="trace", allowed="--snapshot; `estimate --ledger`")
     if compare:
         return _compare(model, run, output)
     source = python or _path(model)
@@ -150,19 +155,3 @@ def _compare(model: ModelOptions, run: RunOptions, output: OutputOptions) -> int
     found = comparison(_path(model), planned, run.run(planned), lambda s, n: _options(s, run, None, n))
     output.emit(found, lambda: view.comparison(found, MAX_SHOWN), lambda: view.comparison_sheet(found))
     return 1 if found["differences"] or found["peak_differences"] else 0
-
-
-def _snapshot(path: str, output: OutputOptions) -> int:
-    from ..render import trace as view
-    from ..trace import read_snapshot
-
-    peaks = read_snapshot(path)
-    found = {
-        "device": peaks.device,
-        "allocated_bytes": peaks.allocated_bytes,
-        "reserved_bytes": peaks.reserved_bytes,
-        "gap_bytes": peaks.gap_bytes,
-        "events": peaks.events,
-    }
-    output.emit(found, lambda: view.snapshot(found), lambda: view.snapshot_sheet(found))
-    return 0

@@ -47,6 +47,11 @@ def budget_row(ledger: Ledger, run: Run, options: BudgetOptions) -> dict[str, ob
     return sizes(found, job, options)
 
 
+def budget_of(ledger: Ledger, run: Run, options: BudgetOptions) -> Budget:
+    """The budget of a run of the traced model."""
+    return _budget(ledger, as_traced(ledger, run), options)[0]
+
+
 def _budget(ledger: Ledger, run: Run, options: BudgetOptions) -> tuple[Budget, Job]:
     from ..budget import budget
 

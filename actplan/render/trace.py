@@ -115,16 +115,30 @@ def comparison_sheet(found: Found) -> Sheet:
 
 
 def snapshot(found: Found) -> list[Block]:
-    """A CUDA memory snapshot."""
-    rows = (
-        ("allocated peak", gib(found["allocated_bytes"])),
-        ("reserved peak", gib(found["reserved_bytes"])),
-        ("gap", gib(found["gap_bytes"])),
-    )
+    """A CUDA memory snapshot, and the plan beside it."""
     title = f"Device {found['device']}, {whole(found['events'])} allocator events"
-    return [Table((Column(title, right=False), Column("GiB")), rows)]
+    names = {"allocated_bytes": "allocated peak", "reserved_bytes": "reserved peak", "gap_bytes": "gap"}
+    plan = found.get("plan")
+    if plan is None:
+        recorded = tuple((name, gib(found[key])) for key, name in names.items())
+        return [Table((Column(title, right=False), Column("GiB")), recorded)]
+    columns = (Column(title, right=False), Column("recorded", "GiB"), Column("planned", "GiB"))
+    rows = tuple((name, gib(found[key]), _planned(plan[key])) for key, name in names.items())
+    error, within = plan["allocated_error"], "lies in" if plan["reserved_within"] else "lies outside of"
+    said = f"Planned with recipe {plan['recipe']}: allocated {error:+.1%}; the reserved peak {within} the band."
+    return [Table(columns, rows), Line(said)]
+
+
+def _planned(size: int | dict[str, int]) -> str:
+    return gib(size) if isinstance(size, int) else f"{gib(size['low'])} to {gib(size['high'])}"
 
 
 def snapshot_sheet(found: Found) -> Sheet:
-    """One record."""
-    return Sheet(tuple(found), iter([dict(found)]))
+    """One record; what was planned in columns of its own."""
+    record = {key: value for key, value in found.items() if key != "plan"}
+    for key, value in found.get("plan", {}).items():
+        if isinstance(value, dict):
+            record.update({f"planned_{key.removesuffix('_bytes')}_{end}_bytes": size for end, size in value.items()})
+        else:
+            record[f"planned_{key}"] = value
+    return Sheet(tuple(record), iter([record]))

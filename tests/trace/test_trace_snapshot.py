@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from actplan.cli.main import run
 from actplan.errors import InputError
 from actplan.trace.snapshot import read_snapshot
 
@@ -118,6 +120,65 @@ def test_wrong_values(tmp_path: Path, change: dict[str, Any]) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         read_snapshot(tmp_path / "none.pickle")
+
+
+def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    capfd.readouterr()
+    code = run(["trace", *arguments])
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def test_the_plan_stands_beside_what_was_recorded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(_write(tmp_path, _snapshot()))
+    model = ("--preset", "llama-3.2-1b", "--set", "num_layers=1", "--seq", "64", "--recipe", "bf16")
+    code, out, _ = said(capfd, "--snapshot", path, *model, "--format", "json")
+    found = json.loads(out)
+    capfd.readouterr()
+    run(["estimate", *model, "--format", "json"])
+    budget = json.loads(capfd.readouterr().out)["budget"]
+    assert code == 0
+    assert (found["allocated_bytes"], found["reserved_bytes"]) == (29 * MIB, 50 * MIB)
+    plan = found["plan"]
+    assert plan["allocated_bytes"] == budget["total_bytes"]
+    assert plan["reserved_bytes"] == budget["reserved_bytes"]
+    assert plan["gap_bytes"]["low"] == budget["reserved_bytes"]["low"] - budget["total_bytes"]
+    assert plan["allocated_error"] == pytest.approx(budget["total_bytes"] / (29 * MIB) - 1)
+    assert plan["reserved_within"] is False
+    code, out, _ = said(capfd, "--snapshot", path, *model)
+    assert "recorded" in out
+    assert "Planned with recipe bf16: allocated +" in out
+    code, out, _ = said(capfd, "--snapshot", path, *model, "--format", "csv")
+    header, record = out.splitlines()
+    assert "planned_reserved_typical_bytes" in header.split(",")
+    assert len(header.split(",")) == len(record.split(","))
+    code, out, _ = said(capfd, "--snapshot", path)
+    assert (code, "planned" in out) == (0, False)
+
+
+def test_a_snapshot_s_plan_may_be_of_a_ledger(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ledger = Path(__file__).parent.parent / "reference" / "ledger_llama_3_2_1b.yaml"
+    path = str(_write(tmp_path, _snapshot()))
+    arguments = ("--snapshot", path, "--ledger", str(ledger), "--recipe", "fsdp", "--dp", "8", "--format", "json")
+    code, out, _ = said(capfd, *arguments)
+    assert code == 0
+    assert json.loads(out)["plan"]["recipe"] == "fsdp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--recipe", "bf16", "--model", "config.json"), "trace: a budget stands beside a snapshot"),
+        (("--snapshot", "S", "--recipe", "bf16"), "--snapshot: no model is named"),
+    ],
+)
+def test_a_budget_without_a_run_to_plan(
+    arguments: tuple[str, ...], error: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(_write(tmp_path, _snapshot()))
+    code, out, err = said(capfd, *(path if word == "S" else word for word in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"actplan: error: {error}")
 
 
 BLOCKED = """

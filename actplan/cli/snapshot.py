@@ -1,0 +1,65 @@
+"""What a real run recorded, and the plan beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from .options import BudgetOptions, ModelOptions, RunOptions
+from .output import OutputOptions
+
+if TYPE_CHECKING:
+    from ..report import Budget
+
+
+def show(path: str, model: ModelOptions, run: RunOptions, budget: BudgetOptions, output: OutputOptions) -> int:
+    """The peaks of a snapshot; where a model is named, the budget of its run too, and how far they are apart."""
+    from ..render import trace as view
+    from ..report import SCHEMA_VERSION
+    from ..trace import read_snapshot
+
+    peaks = read_snapshot(path)
+    found: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "device": peaks.device,
+        "allocated_bytes": peaks.allocated_bytes,
+        "reserved_bytes": peaks.reserved_bytes,
+        "gap_bytes": peaks.gap_bytes,
+        "events": peaks.events,
+    }
+    if model.preset or model.model or model.ledger:
+        found["plan"] = _beside(_planned(model, run, budget), peaks.allocated_bytes, peaks.reserved_bytes)
+    elif budget != BudgetOptions():
+        raise InputError("no model is named", where="--snapshot", allowed="--preset, --model or --ledger with a recipe")
+    output.emit(found, lambda: view.snapshot(found), lambda: view.snapshot_sheet(found))
+    return 0
+
+
+def _planned(model: ModelOptions, run: RunOptions, options: BudgetOptions) -> Budget:
+    traced = model.traced()
+    if traced is not None:
+        from .traced_budgeting import budget_of
+
+        options.check_traced()
+        return budget_of(traced, run.traced_run(), options)
+    from ..budget import budget
+    from ..estimate.autograd import subject
+    from .budgeting import job_of, settled
+
+    planned = model.load()
+    settings = settled(planned, run, options)
+    return budget(subject(planned, settings), job_of(settings, options))
+
+
+def _beside(plan: Budget, allocated: int, reserved: int) -> dict[str, Any]:
+    import msgspec
+
+    band = plan.reserved_bytes
+    return {
+        "recipe": plan.recipe,
+        "allocated_bytes": plan.total_bytes,
+        "reserved_bytes": msgspec.to_builtins(band),
+        "gap_bytes": {end: size - plan.total_bytes for end, size in msgspec.to_builtins(band).items()},
+        "allocated_error": plan.total_bytes / allocated - 1 if allocated else 0.0,
+        "reserved_within": band.low <= reserved <= band.high,
+    }
