@@ -50,8 +50,10 @@ def budget(body: Body, job: Job) -> Budget:
     worst = max(stages, key=lambda stage: stage.peak.total_bytes)
     total = worst.peak.total_bytes
     pools = sum(pool.nbytes for pool in worst.states.pools)
-    low, typical, high = reserved_range(worst.main_bytes, eager_attention=run.attention == "eager")
-    reserved = Band(low=low + pools, high=high + pools, typical=typical + pools)
+    eager = run.attention == "eager"
+    _, typical, high = reserved_range(worst.main_bytes, eager_attention=eager)
+    low, _, _ = reserved_range(total, eager_attention=eager)  # where the allocator had to give back what is free
+    reserved = Band(low=low, high=high + pools, typical=typical + pools)
     framework = _framework(run.mesh, job.gpu)
     return Budget(
         recipe=job.recipe.name,
