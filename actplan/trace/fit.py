@@ -57,7 +57,8 @@ def fit_ledger(
     for whole in (False, True):
         with _Source(source, options, whole=whole) as model:
             points, unseen = _sizes(model, lengths, sorted(set(batches)), check)
-            if not whole and _revisits(model.trace(*points[0])):
+            first = model.trace(*points[0])  # of no use as a sample: some models exchange their parts in it
+            if not whole and _unforeseen(first, model.kinds):
                 continue  # which layer runs when is known only from the whole model
             return _fit(model, points, unseen)
     raise AssertionError("unreachable")
@@ -70,10 +71,11 @@ def _fit(model: _Source, points: list[Point], unseen: list[Point]) -> Ledger:
     return _with(ledger, checked=checked, notes=[*ledger.notes, *_doubts(ledger, checked)])
 
 
-def _revisits(sample: TraceResult) -> bool:
-    """Does a layer run more than once in a step?"""
-    names = [stage.name for stage in sample.stages if stage.kind != stage.name]
-    return len(set(names)) < len(names)
+def _unforeseen(sample: TraceResult, kinds: dict[str, list[str]]) -> bool:
+    """Does a layer run more than once in a step, or as a kind that it was not before its first forward?"""
+    layers = [stage for stage in sample.stages if stage.kind != stage.name]
+    foreseen = {kind for names in kinds.values() for kind in names}
+    return len({s.name for s in layers}) < len(layers) or any(s.kind not in foreseen for s in layers)
 
 
 def _doubts(ledger: Ledger, checked: list[Check]) -> list[str]:
