@@ -50,8 +50,8 @@ class PipelineSchedule(msgspec.Struct, frozen=True):
 
     Attributes:
         order: what a stage runs. chunks: how many chunks a stage must have, None for two or more.
-        splits: whether some backwards are split. folded: the second chunk of a stage comes after those of later
-            stages, so that the first stage has both ends of the model.
+        folded: the second chunk of a stage comes after those of later stages, so that the first stage has both ends
+            of the model.
         fewest: micro-batches that it needs, as a multiple of the stages.
         steady: micro-batches after which nothing more is held, as a multiple of the stages; None: never.
     """
@@ -60,7 +60,6 @@ class PipelineSchedule(msgspec.Struct, frozen=True):
     order: Order
     chunks: int | None
     source: str
-    splits: bool = False
     folded: bool = False
     fewest: int = 0
     steady: int | None = 4
@@ -338,11 +337,11 @@ SCHEDULES = {
         PipelineSchedule("1f1b", _one_forward_one_backward, 1, "Narayanan et al., arXiv 2104.04473"),
         PipelineSchedule("interleaved", _interleaved, None, "Megatron-Core, pipeline_parallel/schedules.py"),
         PipelineSchedule("gpipe", _gpipe, 1, "Huang et al., arXiv 1811.06965", steady=None),
-        PipelineSchedule("zb-h1", _zb_h1, 1, _ZERO, splits=True),
-        PipelineSchedule("zb-h2", _zb_h2, 1, _ZERO, splits=True),
-        PipelineSchedule("interleaved-zb", _interleaved_zb, None, _TORCH, splits=True),
-        PipelineSchedule("zbv", _zbv, 2, _ZERO, splits=True, folded=True),
-        PipelineSchedule("dualpipev", _dualpipev, 2, _TORCH, splits=True, folded=True, fewest=2),
+        PipelineSchedule("zb-h1", _zb_h1, 1, _ZERO),
+        PipelineSchedule("zb-h2", _zb_h2, 1, _ZERO),
+        PipelineSchedule("interleaved-zb", _interleaved_zb, None, _TORCH),
+        PipelineSchedule("zbv", _zbv, 2, _ZERO, folded=True),
+        PipelineSchedule("dualpipev", _dualpipev, 2, _TORCH, folded=True, fewest=2),
     )
 }
 

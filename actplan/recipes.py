@@ -78,7 +78,6 @@ class Recipe:
     step_gradients_stay: bool = False
     fused_accumulation: bool = True
     autocast_cache: bool = False
-    loss_scaling: bool = False
     optimizer_in_backward: bool = False
     accumulation_steps: int = 1
     offload: Offload = Offload()
@@ -154,7 +153,6 @@ MEGATRON_FP16 = replace(
     gradients=FP16,
     step_gradients=FP32,
     step_gradients_stay=True,
-    loss_scaling=True,
 )
 MEGATRON_FP32 = replace(
     MEGATRON_BF16,
@@ -213,7 +211,6 @@ FP16_SCALED = replace(
     title="fp32 weights under fp16 autocast with loss scaling",
     source="torch/amp/grad_scaler.py: gradients are unscaled in place",
     compute=FP16,
-    loss_scaling=True,
 )
 LORA = Recipe(
     name="lora",

@@ -30,10 +30,6 @@ class Sample(msgspec.Struct, frozen=True):
     numbers: tuple[int, ...] | None
     places: tuple[int, ...]
 
-    def example(self, place: int) -> int:
-        """A layer of the whole model that is like the one at that place of the sample."""
-        return self.places.index(place) if place in self.places else 0
-
 
 def sample(model: Model, run: Run) -> Sample:
     """The layers of `model` that differ under `run`."""

@@ -12,7 +12,7 @@ import msgspec
 
 from .errors import InputError
 
-KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MAX_COUNT = 1 << 40
 """The largest sequence, batch or dimension accepted: beyond it no byte count means anything."""
 MAX_RANGE_POINTS = 100_000
@@ -36,7 +36,6 @@ FP32 = DType("float32", "fp32", 4)
 INT64 = DType("int64", "int64", 8, False)
 INT32 = DType("int32", "int32", 4, False)
 BOOL = DType("bool", "bool", 1, False)
-UINT8 = DType("uint8", "uint8", 1, False)
 DTYPES = {d.short: d for d in (BF16, FP16, FP32)}
 _DTYPE_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 

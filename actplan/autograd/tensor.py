@@ -145,16 +145,6 @@ def is_contiguous(shape: Shape, strides: Shape) -> bool:
     return True
 
 
-def is_dense(shape: Shape, strides: Shape) -> bool:
-    """Non-overlapping and dense: contiguous under some order of the dimensions."""
-    step = 1
-    for stride, size in sorted((st, sz) for st, sz in zip(strides, shape, strict=True) if sz != 1):
-        if stride != step:
-            return False
-        step *= size
-    return True
-
-
 @lru_cache(maxsize=4096)
 def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
     """The strides of `target` as a view, or None where only a copy will do (ATen/TensorUtils.cpp, computeStride)."""

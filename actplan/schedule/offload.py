@@ -16,9 +16,6 @@ from math import ceil
 from ..chain import Chain, Choice
 from .tables import tabulate, working_set
 
-PCIE5_BYTES_PER_SECOND = 55 * 10**9
-NVLINK_C2C_BYTES_PER_SECOND = 400 * 10**9
-
 
 def transfer_seconds(size: int, bytes_per_second: int) -> Fraction:
     """Seconds that `size` bytes take one way."""

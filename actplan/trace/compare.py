@@ -22,10 +22,6 @@ class Difference:
     left_count: int
     right_count: int
 
-    @property
-    def delta_bytes(self) -> int:
-        return self.left_bytes - self.right_bytes
-
 
 def compare(left: Iterable[Row], right: Iterable[Row], *, modules: bool = True) -> list[Difference]:
     """Where two ledgers differ, tensor by tensor. Empty when they agree to the byte.
@@ -37,14 +33,6 @@ def compare(left: Iterable[Row], right: Iterable[Row], *, modules: bool = True) 
     a, b = _counted(left, modules), _counted(right, modules)
     keys = list(dict.fromkeys([*a, *b]))
     return [_difference(key, a.get(key, 0), b.get(key, 0)) for key in keys if a.get(key, 0) != b.get(key, 0)]
-
-
-def stage_totals(rows: Iterable[Row]) -> dict[str, int]:
-    """Bytes of each stage."""
-    totals: Counter[str] = Counter()
-    for stage, _, _, _, size, count in rows:
-        totals[stage] += size * count
-    return dict(totals)
 
 
 def _counted(rows: Iterable[Row], modules: bool) -> dict[tuple[str, str, tuple[int, ...], str, int], int]:

@@ -81,13 +81,10 @@ class StageRecord:
     kind: str
     input_bytes: int
     output_bytes: int
-    entry_bytes: int
-    exit_bytes: int
     kept_bytes: int
     held_bytes: int
     peak_forward_bytes: int
     peak_backward_bytes: int
-    backward_entry_bytes: int
     gradient_bytes: int
     forward_flops: int
     backward_flops: int
