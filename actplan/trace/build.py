@@ -243,11 +243,13 @@ def _fused(base: Any, head: Any, inputs: dict[str, Any], labels: Any) -> Callabl
 
 
 def hidden_states(out: Any) -> Any:
-    """The last hidden states of a model's output, else its first tensor that has a gradient."""
+    """The last hidden states of a model's output, else its first tensor that has a gradient, or could have one where
+    none is recorded."""
     last = getattr(out, "last_hidden_state", None)
     if last is not None:
         return last
+    recorded = torch.is_grad_enabled()
     for tensor in torch.utils._pytree.tree_leaves(dict(out) if hasattr(out, "keys") else out):
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        if isinstance(tensor, torch.Tensor) and (tensor.requires_grad if recorded else tensor.is_floating_point()):
             return tensor
     raise InputError("the model returns no tensor that has a gradient")
