@@ -66,9 +66,20 @@ def fit_ledger(
 
 def _fit(model: _Source, points: list[Point], unseen: list[Point]) -> Ledger:
     samples = {point: model.trace(*point) for point in points}
-    ledger = _assemble(model, samples, {point: model.trace_once(*point) for point in points})
+    once, unrun = _once(model, points)
+    ledger = _assemble(model, samples, once)
     checked = [_check(ledger, model, point) for point in unseen]
-    return _with(ledger, checked=checked, notes=[*ledger.notes, *_doubts(ledger, checked)])
+    return _with(ledger, checked=checked, notes=[*ledger.notes, *unrun, *_doubts(ledger, checked)])
+
+
+def _once(model: _Source, points: list[Point]) -> tuple[dict[Point, Once], list[str]]:
+    """What each stage does in a forward that keeps nothing, or a note that says why it is not known."""
+    try:
+        return {point: model.trace_once(*point) for point in points}, []
+    except Exception as error:  # a user's own code, which may well ask for gradients
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        note = f"the forward does not run without gradients ({why}): a checkpoint's first one counts as one that keeps"
+        return dict.fromkeys(points, ()), [note]
 
 
 def _unforeseen(sample: TraceResult, kinds: dict[str, list[str]]) -> bool:

@@ -78,6 +78,26 @@ def test_ledger_of_a_module() -> None:
     ledger = fit_ledger(_mlp, TraceOptions(), lengths=(100, 200))
     assert [c.saved_error_bytes for c in ledger.checked] == [0, 0]
     assert ledger.evaluate(5, 1000).saved_bytes == 3 * 5 * 1000 * WIDTH * 4
+    assert not [note for note in ledger.notes if "without gradients" in note]
+
+
+class _Asking(torch.nn.Linear):
+    """A layer that takes its output for one with a gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        out.register_hook(lambda gradient: gradient)
+        return out
+
+
+def test_a_module_that_asks_for_gradients_has_a_ledger_and_a_note() -> None:
+    def make(batch: int, seq: int) -> Any:
+        layers = torch.nn.Sequential(*[_Asking(WIDTH, WIDTH) for _ in range(3)])
+        return layers, torch.zeros(batch, seq, WIDTH, requires_grad=True), lambda out: out.sum()
+
+    ledger = fit_ledger(make, TraceOptions(), lengths=(100, 200))
+    assert ledger.evaluate(5, 1000).saved_bytes == 3 * 5 * 1000 * WIDTH * 4
+    assert ["RuntimeError" in note for note in ledger.notes if "without gradients" in note] == [True]
 
 
 LLAMA = str(cases.CONFIGS / "llama-3.2-1b.json")
