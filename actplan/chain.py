@@ -11,7 +11,7 @@ Left out: allocator rounding and fragmentation, the parameters, and what lives t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -256,7 +256,29 @@ def schedule_cost(chain: Chain, schedule: Schedule) -> int:
 
 def store_all(chain: Chain) -> Schedule:
     """No checkpointing."""
-    return Schedule((Stored(0, len(chain) - 1),)) if chain.stages else Schedule(())
+    return with_segments(len(chain), ())
+
+
+def with_segments(
+    length: int, segments: Iterable[tuple[int, int]], *, shift: int = 0, chosen: Container[int] = ()
+) -> Schedule:
+    """Checkpointed segments (first, last) of a chain of `length` stages, the rest stored.
+
+    Args:
+        length: stages of the chain.
+        segments: in ascending order, counted from the stage `shift`.
+        chosen: those of them, by their first, that are one stage run by the first choice of its menu.
+    """
+    units: list[Unit] = []
+    at = 0
+    for first, last in segments:
+        if first + shift > at:
+            units.append(Stored(at, first + shift - 1))
+        units.append(Option(first + shift, 0) if first in chosen else Checkpointed(first + shift, last + shift))
+        at = last + shift + 1
+    if at < length:
+        units.append(Stored(at, length - 1))
+    return Schedule(tuple(units))
 
 
 def check_covers(units: tuple[Unit, ...], first: int, last: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from ..chain import Chain, Checkpointed, Evaluation, Option, Schedule, Stage, Stored, Unit, evaluate
+from ..chain import Chain, Evaluation, Stage, evaluate, with_segments
 from ..layers.model import uncrossed
 from ..policies import Keeps, Layers, Segment, kept_outputs
 from ..recipes import Recipe
@@ -53,12 +53,15 @@ class Chunk:
         x_out = 0 if self.head else whole.boundary(upper + 1)
         self.chain = replace(whole, stages=part, x_out=x_out)
         self.segments, self.keeps, self.shift = segments, keeps, 1 if embedding else 0
-        self.result: Evaluation = evaluate(self.chain, _schedule(len(part), segments, keeps, self.shift))
+        self.result: Evaluation = self._evaluated(self.chain)
         self.base = body.profile.context(checkpointed=bool(segments)).backward
         moved = job.offload_activations and bool(segments)
         self.host_bytes = len(segments) * (whole.copy or body.profile.boundary_bytes) if moved else 0
         if moved:
             self.base += _in_transfer(len(segments)) * whole.boundary(lower + 1)
+
+    def _evaluated(self, chain: Chain) -> Evaluation:
+        return evaluate(chain, with_segments(len(chain), self.segments, shift=self.shift, chosen=self.keeps))
 
     def forward(self) -> Alive:
         """What is alive at the highest point of the forward."""
@@ -85,7 +88,7 @@ class Chunk:
         head, rest = self.chain.stages[-1], list(self.chain.stages[:-1])
         rest[-1] = replace(rest[-1], g=rest[-1].g + head.g)
         chain = replace(self.chain, stages=tuple(rest), x_out=head.x)
-        return evaluate(chain, _schedule(len(rest), self.segments, self.keeps, self.shift))
+        return self._evaluated(chain)
 
     def _at(self, moment: Moment, stage: int, size: int) -> Alive:
         gradients = self.chain.gradients_after()[stage] - self.owed_after[stage] if self.progressive else None
@@ -133,20 +136,6 @@ def _in_transfer(segments: int) -> int:
     """Boundaries on the device beside the one in use: one on its way out, or the next on its way in
     (torchao/torchtune `OffloadActivations` keeps up to five; `save_on_cpu` none)."""
     return min(segments - 1, 1)
-
-
-def _schedule(length: int, segments: Sequence[Segment], keeps: Keeps, shift: int) -> Schedule:
-    """Segments of layers as units of a chain; `shift`: stages before the first layer."""
-    units: list[Unit] = []
-    at = 0
-    for first, last in segments:
-        if first + shift > at:
-            units.append(Stored(at, first + shift - 1))
-        units.append(Option(first + shift, 0) if first in keeps else Checkpointed(first + shift, last + shift))
-        at = last + shift + 1
-    if at < length:
-        units.append(Stored(at, length - 1))
-    return Schedule(tuple(units))
 
 
 def _with_gradients(part: Sequence[Stage], lower: int, body: Body, recipe: Recipe) -> tuple[Stage, ...]:

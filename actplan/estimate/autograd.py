@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from ..autograd.meter import rounded
 from ..autograd.tape import SavedTensor
-from ..chain import Chain, Checkpointed, Evaluation, Option, Schedule, Stored, Unit, evaluate
+from ..chain import Chain, Evaluation, evaluate, with_segments
 from ..layers.model import uncrossed
 from ..layers.names import outside_parts
 from ..layers.prediction import part_of
 from ..menus import Menus, menus
-from ..policies import NOTHING_KEPT, Keeps, Layers, Policy, Segment, kept_outputs
+from ..policies import Keeps, Layers, Policy, Segment, kept_outputs
 from ..profile import LayerProfile, ModelProfile, profile
 from ..report import Autograd, OutsideLayers, OutsideWithLosses
 from ..spec import Model, Run
@@ -198,10 +198,10 @@ class Segmented:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        chain, layers = self.chain, self.model.num_layers
+        chain = self.chain
         if self.keeps:
             chain = self.subject.with_choices(chain, self.keeps)
-        return evaluate(chain, schedule(layers, self.segments, self.keeps))
+        return evaluate(chain, with_segments(len(chain), self.segments, shift=1, chosen=self.keeps))
 
     @property
     def recompute_flops_fraction(self) -> float:
@@ -213,22 +213,6 @@ class Segmented:
     @property
     def _base(self) -> int:
         return self.profile.context(checkpointed=bool(self.segments)).backward
-
-
-def schedule(num_layers: int, segments: Sequence[Segment], keeps: Keeps = NOTHING_KEPT) -> Schedule:
-    """Segments of layers as units of the chain embedding, layers, head: everything else is stored.
-
-    A layer of `keeps` is run by the first choice of its stage's menu.
-    """
-    units: list[Unit] = []
-    at = 0
-    for first, last in segments:
-        if first + 1 > at:
-            units.append(Stored(at, first))
-        units.append(Option(first + 1, 0) if first in keeps else Checkpointed(first + 1, last + 1))
-        at = last + 2
-    units.append(Stored(at, num_layers + 1))
-    return Schedule(tuple(units))
 
 
 def autograd(segmented: Segmented) -> Autograd:

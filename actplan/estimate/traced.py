@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..chain import Chain, Checkpointed, Evaluation, Schedule, Stage, Stored, Unit, evaluate
+from ..chain import Chain, Evaluation, Stage, evaluate, with_segments
 from ..ledgerfile import Evaluation as Evaluated
 from ..ledgerfile import Ledger, StageNumbers
 from ..policies import (
@@ -104,17 +104,10 @@ class TracedSegments:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        return evaluate(self.traced.chain, Schedule(tuple(self._units())))
-
-    def _units(self) -> Iterator[Unit]:
-        places, at = self.traced.places, 0
-        for first, last in self.segments:
-            if places[first] > at:
-                yield Stored(at, places[first] - 1)
-            yield Checkpointed(places[first], places[last])
-            at = places[last] + 1
-        if at < len(self.traced.chain):
-            yield Stored(at, len(self.traced.chain) - 1)
+        chain, places = self.traced.chain, self.traced.places
+        return evaluate(
+            chain, with_segments(len(chain), ((places[first], places[last]) for first, last in self.segments))
+        )
 
     @property
     def layer_saved_bytes(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isqrt
 
-from ..chain import Chain, Checkpointed, Schedule, Stored, Unit, joined, store_all
+from ..chain import Chain, Schedule, store_all, with_segments
 
 
 def no_checkpoint(chain: Chain) -> Schedule:
@@ -83,16 +83,7 @@ def flagged(chain: Chain, stages: Iterable[int]) -> Schedule:
 
 def segmented(chain: Chain, segments: Iterable[tuple[int, int]]) -> Schedule:
     """Checkpointed segments (first, last) in ascending order, the rest stored."""
-    units: list[Unit] = []
-    at = 0
-    for first, last in segments:
-        if first > at:
-            units.append(Stored(at, first - 1))
-        units.append(Checkpointed(first, last))
-        at = last + 1
-    if at < len(chain):
-        units.append(Stored(at, len(chain) - 1))
-    return Schedule(joined(iter(units)))
+    return with_segments(len(chain), segments)
 
 
 def _runs(group: tuple[int, ...]) -> Iterable[tuple[int, int]]:
