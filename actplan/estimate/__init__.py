@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..mesh import Mesh
-from ..policies import Blocks, NoCheckpoint, parse_policy
-from ..report import Checkpointed, Estimates, ModelInfo, Peak, Report, RunInfo, Segmentation
+from ..policies import parse_policy
+from ..report import Checkpointed, Estimates, ModelInfo, Report, RunInfo, Segmentation
 from ..spec import Model, Run
 from . import notes, textbook
-from .autograd import Segmented, autograd, segmented, subject
+from .autograd import segmented, subject
+from .checkpointing import autograd, compared, peak
 from .ledger import at_peak, layer_bar, ledger
 from .residual import residual
 from .segmentations import Table
@@ -21,14 +22,15 @@ def estimate(model: Model, run: Run) -> Report:
     """Everything `actplan estimate` says."""
     table = Table(model, run)
     chosen = segmented(model, run, run.checkpoint)
+    plain = residual(model, run)
     rows = table.rows()
     return Report(
         model=model_info(model, run),
         run=run_info(model, run),
         estimates=Estimates(
-            residual=residual(model, run),
+            residual=plain,
             textbook=textbook.textbook(model, run),
-            autograd=autograd(chosen),
+            autograd=autograd(chosen, plain.saved_bytes),
             checkpointed=_checkpointed(table, run),
         ),
         segmentations=rows,
@@ -121,16 +123,6 @@ def _trained_how(run: Run) -> dict[str, Any]:
     return said
 
 
-def peak(chosen: Segmented) -> Peak:
-    """The phase and the stage in which allocation is highest."""
-    forward, backward = chosen.peak_forward_bytes, chosen.peak_backward_bytes
-    phase = "forward" if forward >= backward else "backward"
-    evaluation = chosen.evaluation
-    stage = evaluation.forward_stage if phase == "forward" else evaluation.backward_stage
-    return Peak(phase=phase, stage=chosen.chain.stages[stage].name, bytes=max(forward, backward))
-
-
 def _checkpointed(table: Table, run: Run) -> Checkpointed:
-    policy = Blocks() if isinstance(run.checkpoint, NoCheckpoint) else run.checkpoint
-    row: Segmentation = table.row(policy)
+    row: Segmentation = table.row(compared(run.checkpoint))
     return Checkpointed(policy=row.policy, textbook=row.textbook, autograd=row.autograd)

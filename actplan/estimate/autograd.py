@@ -18,10 +18,9 @@ from ..layers.prediction import part_of
 from ..menus import Menus, menus
 from ..policies import Keeps, Layers, Policy, Segment, kept_outputs
 from ..profile import LayerProfile, ModelProfile, profile
-from ..report import Autograd, OutsideLayers, OutsideWithLosses
+from ..report import OutsideLayers, OutsideWithLosses
 from ..spec import Model, Run
 from ..units import FP32
-from .residual import residual
 
 
 class Subject:
@@ -187,11 +186,6 @@ class Segmented:
         return len(self.segments) * rounded(self.held_bytes)
 
     @property
-    def stored_bytes(self) -> int:
-        """Kept by stored layers, embedding, head and loss when the forward ends, allocated."""
-        return self.end_forward_bytes - self.boundary_bytes
-
-    @property
     def chain(self) -> Chain:
         starts_stored = not (self.segments and self.segments[0][0] == 0)
         return self.subject.chain(checkpointed=bool(self.segments), first_stored=starts_stored)
@@ -213,20 +207,6 @@ class Segmented:
     @property
     def _base(self) -> int:
         return self.profile.context(checkpointed=bool(self.segments)).backward
-
-
-def autograd(segmented: Segmented) -> Autograd:
-    """The part of the report."""
-    saved = segmented.saved_bytes
-    return Autograd(
-        saved_bytes=saved,
-        layer_saved_bytes=segmented.layer_saved_bytes,
-        outside_layers=segmented.outside_layers,
-        ratio_to_residual=saved / residual(segmented.model, segmented.run).saved_bytes,
-        end_forward_bytes=segmented.end_forward_bytes,
-        peak_forward_bytes=segmented.peak_forward_bytes,
-        peak_backward_bytes=segmented.peak_backward_bytes,
-    )
 
 
 def _all_rows(stage: LayerProfile) -> list[SavedTensor]:

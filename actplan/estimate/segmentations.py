@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
 
 from msgspec.structs import replace
 
-from ..policies import (
-    Blocks,
-    EveryK,
-    EveryLayer,
-    FirstN,
-    Heaviest,
-    NoCheckpoint,
-    OneIn,
-    Policy,
-    Sqrt,
-)
+from ..policies import EveryK, NoCheckpoint, Policy
 from ..report import Accounting, Segmentation
 from ..spec import Model, Run
 from . import textbook
 from .autograd import Segmented, subject
+from .checkpointing import accounting, usual
 
 
 class Table:
@@ -43,7 +33,7 @@ class Table:
 
     def rows(self) -> tuple[Segmentation, ...]:
         """The chosen policy among the usual ones; last the uniform segments of lowest peak, in each accounting."""
-        named = {str(policy): policy for policy in self._policies()}
+        named = {str(policy): policy for policy in usual(self.layers.count, self.run.checkpoint)}
         best = {str(policy): policy for policy in self.best_uniform}
         names = [name for name in named if name not in best or name == str(self.run.checkpoint)]
         return tuple(self.row({**named, **best}[name]) for name in [*names, *(b for b in best if b not in names)])
@@ -53,12 +43,6 @@ class Table:
         """Equal segments of lowest peak: by the textbook, and by autograd; of equals the shorter ones."""
         choices = [EveryK(k) for k in range(1, self.layers.count + 1)]
         return min(choices, key=lambda policy: (self.textbook_peak(policy), policy.k)), self._lowest(choices)
-
-    def _policies(self) -> Iterator[Policy]:
-        n = self.layers.count
-        yield from (NoCheckpoint(), EveryLayer(), OneIn(2), Blocks(), Sqrt())
-        yield from (FirstN(-(-n // 2)), Heaviest(-(-n // 2)))
-        yield self.run.checkpoint
 
     def _lowest(self, choices: list[EveryK]) -> Policy:
         """By autograd. A choice is not worked out whose segments alone, once rebuilt, need more than the best."""
@@ -89,6 +73,11 @@ class Table:
         """The peak by the textbook."""
         return textbook.segmented(self.layer_bytes, self._textbook_boundary, policy.segments(self.layers)).peak_bytes
 
+    @cached_property
+    def _full(self) -> int:
+        """The peak without checkpointing."""
+        return self._autograd_peak(NoCheckpoint())
+
     def _autograd_peak(self, policy: Policy) -> int:
         return self.subject.under(policy).peak_bytes
 
@@ -99,7 +88,7 @@ class Table:
             num_segments=len(autograd.segments),
             recompute_flops_fraction=autograd.recompute_flops_fraction,
             textbook=self._textbook(autograd),
-            autograd=self._accounting(autograd),
+            autograd=accounting(autograd, self._full if autograd.segments else autograd.peak_bytes),
         )
 
     def _textbook(self, autograd: Segmented) -> Accounting:
@@ -113,16 +102,4 @@ class Table:
             peak_bytes=peak,
             reduction_bytes=row.reduction_bytes - kept,
             reduction_ratio=row.reduction_ratio * row.peak_bytes / peak,
-        )
-
-    def _accounting(self, autograd: Segmented) -> Accounting:
-        peak = autograd.peak_bytes
-        full = peak if not autograd.segments else self._autograd_peak(NoCheckpoint())
-        return Accounting(
-            boundary_bytes=autograd.boundary_bytes,
-            stored_bytes=autograd.stored_bytes,
-            working_bytes=peak - autograd.boundary_bytes - autograd.stored_bytes,
-            peak_bytes=peak,
-            reduction_bytes=full - peak,
-            reduction_ratio=full / peak,
         )

@@ -9,35 +9,21 @@ from functools import cached_property
 from ..chain import Chain, Evaluation, Stage, evaluate, with_segments
 from ..ledgerfile import Evaluation as Evaluated
 from ..ledgerfile import Ledger, StageNumbers
-from ..policies import (
-    Blocks,
-    EveryK,
-    EveryLayer,
-    FirstN,
-    Heaviest,
-    Layers,
-    NoCheckpoint,
-    OneIn,
-    Policy,
-    Segment,
-    Sqrt,
-)
+from ..policies import EveryK, Layers, NoCheckpoint, Policy, Segment
+from ..report import Checkpointed as CheckpointedRow
 from ..report import (
-    Accounting,
-    Autograd,
     Estimates,
     LedgerRow,
     ModelInfo,
     Note,
     OutsideLayers,
-    Peak,
     Report,
     Residual,
     RunInfo,
     Segmentation,
 )
-from ..report import Checkpointed as CheckpointedRow
 from ..spec import Run
+from .checkpointing import accounting, autograd, compared, peak, usual
 
 ROLES = {"embedding": "embedding", "final_norm": "final_norm", "head": "head", "loss": "loss", "between": "embedding"}
 
@@ -65,6 +51,11 @@ class Traced:
         stages = [self.numbers.stages[i] for i in self.places]
         kinds = [stage.kind for stage in stages]
         return Layers(len(kinds), _period(kinds), [stage.saved_bytes for stage in stages])
+
+    @cached_property
+    def full_bytes(self) -> int:
+        """The peak without checkpointing."""
+        return self.under(NoCheckpoint()).peak_bytes
 
     def under(self, policy: Policy) -> TracedSegments:
         """With the segments that the policy chooses."""
@@ -132,8 +123,24 @@ class TracedSegments:
         return sum(self.layer_saved_bytes) + outside.embedding + outside.final_norm + outside.head + outside.loss
 
     @property
+    def chain(self) -> Chain:
+        return self.traced.chain
+
+    @property
+    def end_forward_bytes(self) -> int:
+        return self.evaluation.kept_bytes
+
+    @property
+    def peak_forward_bytes(self) -> int:
+        return self.evaluation.forward_bytes
+
+    @property
+    def peak_backward_bytes(self) -> int:
+        return self.evaluation.backward_bytes
+
+    @property
     def peak_bytes(self) -> int:
-        return max(self.evaluation.forward_bytes, self.evaluation.backward_bytes)
+        return max(self.peak_forward_bytes, self.peak_backward_bytes)
 
     @property
     def boundary_bytes(self) -> int:
@@ -149,18 +156,17 @@ def estimate(ledger: Ledger, run: Run, source: str) -> Report:
     """What `actplan estimate --ledger` says: no textbook, which needs an architecture."""
     traced = Traced(ledger, run)
     chosen = traced.under(run.checkpoint)
-    rows = tuple(_rows(traced, run))
-    row = next(row for row in rows if row.policy == _compared(run))
+    row = _row(traced, compared(run.checkpoint))
     return Report(
         model=model_info(traced, source),
         run=run_info(ledger, run),
         estimates=Estimates(
             residual=Residual(saved_bytes=_residual(traced)),
-            autograd=_autograd(traced, chosen),
+            autograd=autograd(chosen, _residual(traced)),
             checkpointed=CheckpointedRow(policy=row.policy, autograd=row.autograd),
         ),
-        segmentations=rows,
-        peak=_peak(chosen),
+        segmentations=tuple(_rows(traced, run)),
+        peak=peak(chosen),
         notes=notes(traced),
     )
 
@@ -222,56 +228,21 @@ def _residual(traced: Traced) -> int:
     return sum(traced.numbers.stages[place].x for place in traced.places)
 
 
-def _autograd(traced: Traced, chosen: TracedSegments) -> Autograd:
-    saved = chosen.saved_bytes
-    return Autograd(
-        saved_bytes=saved,
-        layer_saved_bytes=chosen.layer_saved_bytes,
-        outside_layers=chosen.outside_layers,
-        ratio_to_residual=saved / (_residual(traced) or 1),
-        end_forward_bytes=chosen.evaluation.kept_bytes,
-        peak_forward_bytes=chosen.evaluation.forward_bytes,
-        peak_backward_bytes=chosen.evaluation.backward_bytes,
-    )
-
-
 def _rows(traced: Traced, run: Run) -> Iterator[Segmentation]:
+    """The usual policies; last the uniform segments of lowest peak, of equals the shorter ones."""
     n = traced.layers.count
-    policies: list[Policy] = [NoCheckpoint(), EveryLayer(), OneIn(2), Blocks(), Sqrt()]
-    policies += [FirstN(-(-n // 2)), Heaviest(-(-n // 2)), run.checkpoint]
     best = min((EveryK(k) for k in range(1, n + 1)), key=lambda p: (traced.under(p).peak_bytes, p.k), default=EveryK(1))
-    named = {str(policy): policy for policy in [*policies, best]}
-    full = traced.under(NoCheckpoint()).peak_bytes
-    for name, policy in named.items():
-        found = traced.under(policy)
-        yield Segmentation(
-            policy=name,
-            num_segments=len(found.segments),
-            recompute_flops_fraction=found.recompute_flops_fraction,
-            autograd=_accounting(found, full),
-        )
+    named = {str(policy): policy for policy in [*usual(n, run.checkpoint), best]}
+    return (_row(traced, policy) for policy in named.values())
 
 
-def _accounting(found: TracedSegments, full: int) -> Accounting:
-    stored = found.evaluation.kept_bytes - found.boundary_bytes
-    return Accounting(
-        boundary_bytes=found.boundary_bytes,
-        stored_bytes=stored,
-        working_bytes=found.peak_bytes - found.boundary_bytes - stored,
-        peak_bytes=found.peak_bytes,
-        reduction_bytes=full - found.peak_bytes,
-        reduction_ratio=full / found.peak_bytes,
-    )
-
-
-def _peak(chosen: TracedSegments) -> Peak:
-    evaluation = chosen.evaluation
-    forward = evaluation.forward_bytes >= evaluation.backward_bytes
-    stage = evaluation.forward_stage if forward else evaluation.backward_stage
-    return Peak(
-        phase="forward" if forward else "backward",
-        stage=chosen.traced.chain.stages[stage].name,
-        bytes=chosen.peak_bytes,
+def _row(traced: Traced, policy: Policy) -> Segmentation:
+    found = traced.under(policy)
+    return Segmentation(
+        policy=str(policy),
+        num_segments=len(found.segments),
+        recompute_flops_fraction=found.recompute_flops_fraction,
+        autograd=accounting(found, traced.full_bytes),
     )
 
 
@@ -279,7 +250,7 @@ def sweep_row(ledger: Ledger, run: Run) -> dict[str, object]:
     """One point of a sweep, with the names of `estimate.sweep_row`; no textbook, which needs an architecture."""
     traced = Traced(ledger, run)
     chosen = traced.under(run.checkpoint)
-    row = next(row for row in _rows(traced, run) if row.policy == _compared(run))
+    row = _row(traced, compared(run.checkpoint))
     return {
         "sequence_length": run.sequence_length,
         "micro_batch_size": run.micro_batch_size,
@@ -288,16 +259,11 @@ def sweep_row(ledger: Ledger, run: Run) -> dict[str, object]:
         "autograd_bytes": chosen.saved_bytes,
         "checkpointed_policy": row.policy,
         "checkpointed_autograd_bytes": row.autograd.peak_bytes,
-        "peak_forward_bytes": chosen.evaluation.forward_bytes,
-        "peak_backward_bytes": chosen.evaluation.backward_bytes,
+        "peak_forward_bytes": chosen.peak_forward_bytes,
+        "peak_backward_bytes": chosen.peak_backward_bytes,
         "peak_bytes": chosen.peak_bytes,
         "recompute_flops_fraction": chosen.recompute_flops_fraction,
     }
-
-
-def _compared(run: Run) -> str:
-    """The policy shown beside no checkpointing: the run's, or blocks."""
-    return str(Blocks()) if isinstance(run.checkpoint, NoCheckpoint) else str(run.checkpoint)
 
 
 def notes(traced: Traced) -> tuple[Note, ...]:
