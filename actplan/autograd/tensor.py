@@ -41,14 +41,18 @@ class Storage:
         """The stage it was born in."""
         self.repeat = 1
         """How many alike this one stands for, once it is saved: a loop's folded steps (`Tape.folded`)."""
-        self._meter = meter
         self._size = size = rounded(nbytes)
         if meter is not None:
             meter.allocate(id(self), size, module, op, shape, dtype)
+        self._meter = meter
 
     def __del__(self) -> None:
-        if self._meter is not None:
-            self._meter.free(id(self), self._size)
+        try:
+            meter = self._meter
+        except AttributeError:  # Ctrl-C fell into `__init__`
+            return
+        if meter is not None:
+            meter.free(id(self), self._size)
 
     @property
     def allocated_bytes(self) -> int:

@@ -10,6 +10,7 @@ import pty
 import signal
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from cli_harness import CLEAN, COMMAND, actplan, refused, result
 
 from actplan import __version__
+from actplan.autograd.tensor import Storage
 from actplan.units import GIB
 
 SMALL = ("--preset", "llama-3.2-1b", "--set", "num_layers=4", "--seq", "1k")
@@ -221,3 +223,11 @@ def test_ctrl_c_is_130_and_silent() -> None:
     finally:
         process.kill()
     assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_ctrl_c_may_fall_between_a_storage_and_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    half = Storage.__new__(Storage)
+    del half
+    assert not said
