@@ -6,7 +6,7 @@ the one before it, so three stand for all. Local names live as long as those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -55,14 +55,38 @@ def _fp32(*tensors: Tensor) -> list[Tensor]:
 def _block_backward(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     """The gradients that FlashAttention's backward of one block makes, those of keys and values first for each query
     head (csrc/flash_attn/flash_api.cpp, mha_bwd)."""
-    batch, length, heads, dim = q.shape
-    accumulated, delta = new(q, (batch, heads, length, dim), FP32), new(q, (batch, heads, length), FP32)
-    made = [new(q, q.shape, op="dq"), *(new(x, (batch, x.shape[1], heads, x.shape[3]), op="dk, dv") for x in (k, v))]
-    if k.shape[2] != heads:
+    scratch = _scratch(q)
+    made = [new(q, q.shape, op="dq"), *_for_each_head(q, k, v)]
+    if k.shape[2] != q.shape[2]:
         for i, x in ((1, k), (2, v)):
             made[i] = new(x, x.shape, op="sum")
-    del accumulated, delta
+    del scratch
     return made
+
+
+def _block_backward_into(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """The same into buffers that are there already."""
+    scratch = _scratch(q)
+    if k.shape[2] != q.shape[2]:
+        scratch += _for_each_head(q, k, v)
+    del scratch
+
+
+def _scratch(q: Tensor) -> list[Tensor]:
+    """The queries' gradient as it is summed up, and the product of each row with its gradient."""
+    batch, length, heads, dim = q.shape
+    return [new(q, (batch, heads, length, dim), FP32), new(q, (batch, heads, length), FP32)]
+
+
+def _for_each_head(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """Gradients of keys and values, apart for each head of the queries."""
+    return [new(x, (x.shape[0], x.shape[1], q.shape[2], x.shape[3]), op="dk, dv") for x in (k, v)]
+
+
+def _steps(ranks: int) -> Iterator[tuple[bool, bool]]:
+    """Of each step that is run: whether it is the first, and the last."""
+    count = min(ranks, STEPS)
+    return ((step == 0, step == count - 1) for step in range(count))
 
 
 # --- ring: zhuzilin/ring-flash-attention, ring_flash_attn/ring_flash_attn.py and utils.py -----------------------
@@ -83,8 +107,7 @@ def ring_attention(
     q, k, v = unit_stride(inputs[0]), raw_contiguous(inputs[1]), raw_contiguous(inputs[2])
     used: list[Tensor] = []
     block = merged = None
-    for step in range(min(ranks, STEPS)):
-        last = step == min(ranks, STEPS) - 1
+    for _, last in _steps(ranks):
         following = used if last else [new(x, x.shape, op="send_recv") for x in (k, v)]
         block = _block(q, v)
         merged = _updated(merged, block[0])
@@ -118,8 +141,7 @@ def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     used: list[Tensor] = []
     total: list[Tensor] = []
     arrived: list[Tensor] = []
-    for step in range(min(node.extra, STEPS)):
-        last = step == min(node.extra, STEPS) - 1
+    for _, last in _steps(node.extra):
         following = used if last else [new(x, x.shape, op="send_recv") for x in (k, v)]
         _block_backward_into(q, k, v)
         if not total:
@@ -136,15 +158,6 @@ def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     made = [new(x, x.shape, op="_to_copy") for x in (q, k, v)]
     del used, total, arrived, buffers, grad
     return made
-
-
-def _block_backward_into(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """The same into buffers that are there already."""
-    batch, length, heads, dim = q.shape
-    scratch = [new(q, (batch, heads, length, dim), FP32), new(q, (batch, heads, length), FP32)]
-    if k.shape[2] != heads:
-        scratch += [new(x, (batch, x.shape[1], heads, x.shape[3]), op="dk, dv") for x in (k, v)]
-    del scratch
 
 
 # --- all-gather: torch/distributed/tensor/experimental/_context_parallel/_attention.py --------------------------
@@ -168,10 +181,10 @@ def gathered_attention(
     gathered = _gather(k, v, ranks)[1]
     block: Any = None
     merged: Any = None
-    for step in range(min(ranks, STEPS)):
-        if step:
+    for first, last in _steps(ranks):
+        if not first:
             own = []  # from here on keys and values are parts of what was gathered
-        if 0 < step < min(ranks, STEPS) - 1:
+        if not first and not last:
             _concatenated(k, v)
         block = _block(q, v)
         converted = _fp32(block[0])[0]
@@ -223,14 +236,14 @@ def _gathered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     made: list[Tensor] = []
     flat: Tensor | None = None
     buffer: Tensor | None = None
-    for step in range(min(node.extra, STEPS)):
-        if step:
+    for first, last in _steps(node.extra):
+        if not first:
             own = []
-        if 0 < step < min(node.extra, STEPS) - 1:
+        if not first and not last:
             sent = _concatenated(k, v)
-        made = _block_backward(q, *(_first_half(x) if step else x for x in (k, v)))
+        made = _block_backward(q, *(x if first else _first_half(x) for x in (k, v)))
         flattened: list[Tensor] = []
-        if step:
+        if not first:
             flat = buffer  # the gradients that arrive, in one
             for i, x in ((1, k), (2, v)):
                 total[i] = _fp32(x)[0]
