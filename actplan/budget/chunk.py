@@ -37,7 +37,7 @@ class Chunk:
     def __init__(self, span: tuple[int, int], plan: StagePlan, body: Body, recipe: Recipe | None, job: Job) -> None:
         """`recipe`: where gradients grow stage by stage, None where it keeps them all along."""
         first, last = span
-        self.head = plan.head and last == body.num_layers - 1
+        self.head = plan.head and last == body.layers.count - 1
         embedding = plan.embedding and first == 0
         segments, keeps = _segments(body, first, last)
         whole = _whole(body, segments, keeps, first, offloaded=job.offload_activations)

@@ -34,9 +34,6 @@ class Body(Protocol):
     def layers(self) -> Layers: ...
 
     @property
-    def num_layers(self) -> int: ...
-
-    @property
     def logits_bytes(self) -> int: ...
 
     def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain: ...
@@ -75,7 +72,7 @@ def stage_plans(body: Body, job: Job) -> list[StagePlan]:
     plans = []
     for number in range(run.mesh.pp):
         chunks = stage_chunks(units, run.mesh, number, split)
-        spans = tuple(_span(chunk, body.num_layers, number) for chunk in chunks)
+        spans = tuple(_span(chunk, body.layers.count, number) for chunk in chunks)
         kinds = {unit.kind for chunk in chunks for unit in chunk}
         held = ALONE if schedule is None else schedule.holdings(run.mesh, number, job.microbatches)
         plans.append(StagePlan(number, spans, "embedding" in kinds, "head" in kinds, held))

@@ -22,6 +22,8 @@ from ..units import format_gib
 
 Said = Iterator[tuple[str, str]]
 """Codes and messages."""
+LARGE = 0.1
+"""The share of the peak from which a part of it is worth a note."""
 
 
 def gib(size: float | Fraction) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from ..sharding import Ddp, Fsdp, MegatronDdp, Zero
-from .facts import Facts, Said, gib
-
-LARGE = 0.1
+from .facts import LARGE, Facts, Said, gib
 
 
 def sharding_notes(facts: Facts) -> Said:

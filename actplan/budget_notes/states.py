@@ -25,13 +25,12 @@ def _first_step(facts: Facts) -> Said:
         return
     before = max(facts.phase(name).first_step_total_bytes for name in ("forward_loss", "backward"))
     after = max(facts.phase(name).total_bytes for name in ("forward_loss", "backward"))
+    step = facts.phase("optimizer_step").total_bytes
     yield (
         "first-step",
         f"optimizer states appear at the first step: forward and backward reach {gib(before)} before it and "
-        f"{gib(after)} "
-        f"after, {gib(states)} more, so a probe of one forward and backward, or a first step that runs, proves "
-        "nothing; "
-        f"fits says whether all of it does (the step itself: {gib(facts.phase('optimizer_step').total_bytes)})",
+        f"{gib(after)} after, {gib(states)} more, so a probe of one forward and backward, or a first step that runs, "
+        f"proves nothing; fits says whether all of it does (the step itself: {gib(step)})",
     )
 
 

@@ -6,10 +6,8 @@ from msgspec.structs import replace
 
 from ..estimate.autograd import subject
 from ..policies import NoCheckpoint
-from .facts import Facts, Said, gib
+from .facts import LARGE, Facts, Said, gib
 from .states import trained_bytes
-
-LARGE = 0.1
 
 
 def tuning_notes(facts: Facts) -> Said:
@@ -70,8 +68,7 @@ def _saved_modules(facts: Facts) -> Said:
         "saved-modules",
         f"{', '.join(lora.modules_to_save)} trained in full beside the adapters: {count:,} parameters at "
         f"{float(each):g} bytes each (weight, gradient and two moments in their own type), {gib(count * each)}, and "
-        "the "
-        f"frozen originals stay in memory too",
+        "the frozen originals stay in memory too",
     )
 
 

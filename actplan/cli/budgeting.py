@@ -67,14 +67,11 @@ def with_budget(report: Report, model: Model, run: Run, options: BudgetOptions) 
 
 
 def _budgeted(report: Report, model: Model, run: Run, options: BudgetOptions) -> Report:
-    from ..budget import budget
     from ..budget.routing import routing
     from ..budget_notes import with_budget_notes
-    from ..estimate.autograd import subject
     from ..verdict import Known, fit
 
-    job = job_of(run, options)
-    found = budget(subject(model, run), job)
+    found, job = budget_of(model, run, options)
     spread = routing(model, run, job, found)
     if spread is not None:
         found = replace(found, routing=spread)
@@ -87,7 +84,7 @@ def budget_row(model: Model, run: Run, options: BudgetOptions) -> dict[str, obje
     """What a budget adds to a row of a sweep, and the GPU-hours of a priced one; nothing where neither is asked for."""
     row: dict[str, object] = {}
     if options.wanted:
-        row.update(_sizes(model, run, options))
+        row.update(sizes(*budget_of(model, run, options), options))
     if options.tokens is not None:
         cost = _priced(Report(), model, run, options).cost
         assert cost is not UNSET
@@ -95,12 +92,13 @@ def budget_row(model: Model, run: Run, options: BudgetOptions) -> dict[str, obje
     return row
 
 
-def _sizes(model: Model, run: Run, options: BudgetOptions) -> dict[str, object]:
+def budget_of(model: Model, run: Run, options: BudgetOptions) -> tuple[Budget, Job]:
+    """The budget of a run, and what was asked of it beside the run."""
     from ..budget import budget
     from ..estimate.autograd import subject
 
     job = job_of(run, options)
-    return sizes(budget(subject(model, run), job), job, options)
+    return budget(subject(model, run), job), job
 
 
 def sizes(found: Budget, job: Job, options: BudgetOptions) -> dict[str, object]:
@@ -137,7 +135,8 @@ def job_of(run: Run, options: BudgetOptions) -> Job:
     )
 
 
-SPLITS = ("first=N", "last=N", "embedding", "loss")
+COUNTED, FLAGGED = ("first", "last"), ("embedding", "loss")
+"""Parts of --pp-split with a number, and without."""
 
 
 def _split(text: str, run: Run) -> PipelineSplit:
@@ -149,9 +148,10 @@ def _split(text: str, run: Run) -> PipelineSplit:
     made: dict[str, Any] = {}
     for part in (word.strip() for word in text.split(",")):
         name, equals, number = part.partition("=")
-        counted = name in ("first", "last")
-        if name in made or name not in ("first", "last", "embedding", "loss") or bool(equals) is not counted:
-            raise InputError(f"unknown part {part[:64]!r}", where="--pp-split", choices=SPLITS, got=part[:64])
+        counted = name in COUNTED
+        if name in made or name not in COUNTED + FLAGGED or bool(equals) is not counted:
+            choices = [*(f"{one}=N" for one in COUNTED), *FLAGGED]
+            raise InputError(f"unknown part {part[:64]!r}", where="--pp-split", choices=choices, got=part[:64])
         made[name] = parse_count(number, "--pp-split") if counted else True
     return PipelineSplit(**made)
 

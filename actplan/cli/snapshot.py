@@ -38,17 +38,14 @@ def show(path: str, model: ModelOptions, run: RunOptions, budget: BudgetOptions,
 def _planned(model: ModelOptions, run: RunOptions, options: BudgetOptions) -> Budget:
     traced = model.traced()
     if traced is not None:
-        from .traced_budgeting import budget_of
+        from . import traced_budgeting as of_traced
 
         options.check_traced()
-        return budget_of(traced, run.traced_run(), options)
-    from ..budget import budget
-    from ..estimate.autograd import subject
-    from .budgeting import job_of, settled
+        return of_traced.budget_of(traced, of_traced.as_traced(traced, run.traced_run()), options)[0]
+    from .budgeting import budget_of, settled
 
     planned = model.load()
-    settings = settled(planned, run, options)
-    return budget(subject(planned, settings), job_of(settings, options))
+    return budget_of(planned, settled(planned, run, options), options)[0]
 
 
 def _beside(plan: Budget, allocated: int, reserved: int) -> dict[str, Any]:

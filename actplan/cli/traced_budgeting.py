@@ -32,7 +32,7 @@ def with_budget(report: Report, ledger: Ledger, run: Run, options: BudgetOptions
     from ..verdict import fit
 
     run = as_traced(ledger, run)
-    found, job = _budget(ledger, run, options)
+    found, job = budget_of(ledger, run, options)
     said = tuple(Note(code=code, message=message) for code, message in band_notes(found, job, run.mesh))
     report = replace(report, budget=found, notes=(*report.notes, *said))
     target = target_of(options, job.gpu)
@@ -43,16 +43,11 @@ def budget_row(ledger: Ledger, run: Run, options: BudgetOptions) -> dict[str, ob
     """What a budget adds to a row of a sweep; nothing where none is asked for."""
     if not options.wanted:
         return {}
-    found, job = _budget(ledger, as_traced(ledger, run), options)
-    return sizes(found, job, options)
+    return sizes(*budget_of(ledger, as_traced(ledger, run), options), options)
 
 
-def budget_of(ledger: Ledger, run: Run, options: BudgetOptions) -> Budget:
-    """The budget of a run of the traced model."""
-    return _budget(ledger, as_traced(ledger, run), options)[0]
-
-
-def _budget(ledger: Ledger, run: Run, options: BudgetOptions) -> tuple[Budget, Job]:
+def budget_of(ledger: Ledger, run: Run, options: BudgetOptions) -> tuple[Budget, Job]:
+    """The budget of a run, with what is the trace's (`as_traced`), and what was asked of it beside the run."""
     from ..budget import budget
 
     job = job_of(run, options)

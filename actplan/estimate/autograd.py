@@ -68,10 +68,6 @@ class Subject:
         return self._chains[key]
 
     @property
-    def num_layers(self) -> int:
-        return self.model.num_layers
-
-    @property
     def logits_bytes(self) -> int:
         """Logits of one micro-batch on this rank, as the head hands them out."""
         words = self.run.mesh.divide(self.model.vocab_size, "tp", "the vocabulary")

@@ -40,10 +40,6 @@ class TracedBody:
         return self.traced.layers
 
     @property
-    def num_layers(self) -> int:
-        return len(self.traced.places)
-
-    @property
     def logits_bytes(self) -> int:
         """The trace's caller holds none."""
         return 0
