@@ -249,6 +249,15 @@ def evaluate(chain: Chain, schedule: Schedule) -> Evaluation:
     )
 
 
+def heights(chain: Chain, schedule: Schedule) -> tuple[int, dict[tuple[int, Phase], int]]:
+    """What is kept when the forward ends, and the highest point of each stage in each phase that it is run in."""
+    check_covers(schedule.units, 0, len(chain) - 1)
+    walk = _Walk(chain, chain.gradients_after(), found={})
+    kept = walk.run(schedule.units, 0, 0, held=False)
+    assert walk.found is not None
+    return kept, walk.found
+
+
 def schedule_cost(chain: Chain, schedule: Schedule) -> int:
     """Σ r over every stage run again, less what early stopping skips, plus what the chosen options cost."""
     return sum(_unit_cost(chain, unit) for unit in schedule.units)
@@ -321,8 +330,11 @@ class _Walk(msgspec.Struct):
     backward_peak: int = -1
     backward_stage: int = 0
     lingering: int = 0
+    found: dict[tuple[int, Phase], int] | None = None
 
     def note(self, size: int, stage: int, phase: Phase) -> None:
+        if self.found is not None:
+            self.found[stage, phase] = max(size, self.found.get((stage, phase), size))
         if size > self.peak:
             self.peak, self.stage, self.phase = size, stage, phase
         if phase == "forward":

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 import msgspec
 from msgspec.structs import replace
 
+from .ascent import Ascent, either
 from .autograd import Tape
 from .autograd.meter import rounded
 from .autograd.tape import Output
@@ -22,7 +23,7 @@ from .chain import Chain, Choice
 from .errors import InputError
 from .layers.model import Walk, walk
 from .policies import Keeps, Words
-from .profile import profile
+from .profile import ascent, profile
 from .sampling import Sample, sample
 from .spec import Model, Run
 
@@ -40,6 +41,7 @@ class Kept(msgspec.Struct, frozen=True):
         backward: replay and backward at their highest, above what was resident before the layer.
         flops: of its replay.
         rebuilt: allocated by its replay, which is the traffic that its rebuilding makes.
+        ascent: of replay and backward.
     """
 
     kept: int
@@ -48,6 +50,7 @@ class Kept(msgspec.Struct, frozen=True):
     backward: int
     flops: int
     rebuilt: int
+    ascent: Ascent
 
 
 class Worth(msgspec.Struct, frozen=True):
@@ -137,6 +140,7 @@ class Menus:
                     backward=trace.backward_peak - before if trace.reached else 0,
                     flops=trace.replayed_flops,
                     rebuilt=made.tape.rebuilt_bytes.get(place, 0),
+                    ascent=ascent(trace, either(trace)),
                 )
             before += (x if trace.reached else 0) + extra - trace.postponed
 

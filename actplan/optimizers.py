@@ -1,18 +1,22 @@
 """Optimizers as data: the bytes each keeps per tensor, and what its step allocates and gives back.
 
 A tensor here is what the optimizer steps on: this rank's shard of a weight, or of its master copy. Sizes are
-bytes of this rank. Scalars (a `step` counter per tensor) are left out: under 1 KiB a tensor.
+bytes of this rank. A number for each tensor (its `step` counter) counts where it is kept on the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Literal, Protocol
 
-from .units import FP32, DType
+from .autograd.meter import rounded
+from .units import BF16, FP32, DType
 
+SCALAR = rounded(FP32.itemsize)
+"""One number on the device, as the allocator counts it."""
 QUANTISED_BLOCK = 256
 """Values that share one fp32 absmax in bitsandbytes' 8-bit states (bitsandbytes/optim/optimizer.py,
 `init_state`: block size 256 since 0.44, 2048 before)."""
@@ -31,6 +35,7 @@ class Stepped:
         numel: values on this rank.
         dtype: of the values stepped on: the master copy's where there is one.
         gradient: of the gradient it is given.
+        alone: whether it is allocated on its own, and so what is like it, not as a part of one buffer.
     """
 
     name: str
@@ -38,10 +43,16 @@ class Stepped:
     numel: int
     dtype: DType
     gradient: DType
+    alone: bool = False
 
     @property
     def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+        """A tensor like it, as the allocator counts it."""
+        return self.allocated(self.numel * self.dtype.itemsize)
+
+    def allocated(self, nbytes: int) -> int:
+        """`nbytes` for this tensor, as the allocator counts them."""
+        return rounded(nbytes) if self.alone else nbytes
 
     @property
     def is_matrix(self) -> bool:
@@ -83,29 +94,39 @@ class AdamW:
 
     `implementation`: `foreach` is PyTorch's default on a GPU and makes one tensor-sized list, the square
     roots of the second moments; `loop` (`foreach=False`) makes two of one tensor at a time; `fused` (also
-    Apex's, Transformer Engine's and DeepSpeed's FusedAdam) none.
+    Apex's, Transformer Engine's and DeepSpeed's FusedAdam) none, and keeps torch's step counters on the device.
+    `state`: the type of the moments, `squares`: of the second one, None for that of the tensor and of `state`.
     """
 
     implementation: Literal["foreach", "fused", "loop"] = "foreach"
     amsgrad: bool = False
     state: DType | None = None
+    squares: DType | None = None
     name: str = "adamw"
     source: str = "torch/optim/adam.py: _init_group, _multi_tensor_adam (_foreach_sqrt), _single_tensor_adam"
 
-    def _itemsize(self, tensor: Stepped) -> int:
-        return (self.state or tensor.dtype).itemsize
+    def _moment(self, tensor: Stepped) -> int:
+        return tensor.allocated(tensor.numel * (self.state or tensor.dtype).itemsize)
+
+    def _square(self, tensor: Stepped) -> int:
+        return tensor.allocated(tensor.numel * (self.squares or self.state or tensor.dtype).itemsize)
 
     def state_bytes(self, tensors: Sequence[Stepped]) -> int:
-        return sum((3 if self.amsgrad else 2) * t.numel * self._itemsize(t) for t in tensors)
+        counters = SCALAR * sum(t.alone for t in tensors) if self.implementation == "fused" else 0
+        squares = 2 if self.amsgrad else 1
+        return sum(self._moment(t) + squares * self._square(t) for t in tensors) + counters
 
     def paged_bytes(self, tensors: Sequence[Stepped]) -> int:
         return 0
 
     def step_bytes(self, tensors: Sequence[Stepped]) -> int:
-        sizes = [t.numel * self._itemsize(t) for t in tensors]
+        sizes = [self._square(t) for t in tensors]
         if self.implementation == "fused" or not sizes:
             return 0
-        return sum(sizes) if self.implementation == "foreach" else 2 * max(sizes)
+        if self.implementation == "foreach":
+            return sum(sizes)
+        # the square root and what it is divided to, while the name `denom` still holds the tensor's before
+        return max(before + 2 * own for before, own in pairwise([0, *sizes]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +147,10 @@ class BitsAndBytesAdamW:
         maps = 0
         for tensor in tensors:
             if self.bits == 32 or tensor.numel < MIN_QUANTISED:
-                states, scales = 4 * self.moments * tensor.numel, 0
+                states, scales = self.moments * tensor.allocated(4 * tensor.numel), 0
             else:
-                states = self.moments * tensor.numel
-                scales = 4 * self.moments * -(-tensor.numel // self.block)
+                states = self.moments * tensor.allocated(tensor.numel)
+                scales = self.moments * tensor.allocated(4 * -(-tensor.numel // self.block))
                 maps = self.moments * 256 * FP32.itemsize
             is_paged = self.paged and tensor.numel >= MIN_PAGED
             paged += states if is_paged else 0
@@ -152,30 +173,41 @@ class Adafactor:
     Transformers.
 
     A tensor of two or more dimensions keeps a row and a column sum in fp32; a vector keeps its whole second
-    moment. The step works on one tensor at a time, in fp32.
+    moment; each has the root mean square of its weight beside. The step works on one tensor at a time, in fp32.
     """
 
     name: str = "adafactor"
     source: str = "transformers/optimization.py: Adafactor.step"
 
     def state_bytes(self, tensors: Sequence[Stepped]) -> int:
-        return sum(4 * self._values(t) for t in tensors)
+        factors = sum(t.allocated(FP32.itemsize * n) for t in tensors for n in self._factors(t))
+        return factors + SCALAR * sum(t.alone for t in tensors)
 
     @staticmethod
-    def _values(tensor: Stepped) -> int:
+    def _factors(tensor: Stepped) -> tuple[int, ...]:
+        """Values of each state."""
         if len(tensor.shape) < 2:
-            return tensor.numel
+            return (tensor.numel,)
         whole = prod(tensor.shape)
         rows, columns = whole // tensor.shape[-1], whole // tensor.shape[-2]
         share = -(-tensor.numel * 1_000_000 // whole) if whole else 0
-        return -(-rows * share // 1_000_000) + columns  # the rows are divided with the first dimension
+        return -(-rows * share // 1_000_000), columns  # the rows are divided with the first dimension
 
     def paged_bytes(self, tensors: Sequence[Stepped]) -> int:
         return 0
 
     def step_bytes(self, tensors: Sequence[Stepped]) -> int:
-        # update and its approximation, and fp32 copies of gradient and weight where these are narrower
-        return max((4 * t.numel * (2 if t.dtype == FP32 else 4) for t in tensors), default=0)
+        found, before = [0], 0
+        for t in tensors:
+            own = t.allocated(FP32.itemsize * t.numel)
+            # fp32 copies of gradient and weight where these are narrower; the squares and their sum with epsilon, or
+            # what became of them and the update
+            live = own * ((t.gradient != FP32) + (t.dtype != FP32) + 2)
+            # the name `update` still holds the tensor's before; then both factors of the update are there
+            factors = sum(t.allocated(FP32.itemsize * n) for n in self._factors(t)) if len(t.shape) >= 2 else 0
+            found.append(live + max(before, factors))
+            before = own
+        return max(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +288,12 @@ class Sgd:
         return sum(t.nbytes for t in tensors) if self.weight_decay else 0
 
 
+_TE = "transformer_engine/pytorch/optimizers/fused_adam.py (exp_avg_dtype, exp_avg_sq_dtype)"
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": AdamW(),
     "adamw-fused": AdamW("fused"),
     "adamw-loop": AdamW("loop"),
+    "adamw-bf16": AdamW("fused", state=BF16, name="adamw-bf16", source=_TE),
     "adamw8bit": BitsAndBytesAdamW(),
     "paged-adamw": BitsAndBytesAdamW(bits=32, paged=True, name="paged-adamw"),
     "paged-adamw8bit": BitsAndBytesAdamW(paged=True, name="paged-adamw8bit"),

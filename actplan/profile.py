@@ -14,8 +14,9 @@ from math import prod
 import msgspec
 from msgspec.structs import replace
 
+from .ascent import Ascent, climbed, either
 from .autograd.meter import rounded
-from .autograd.tape import SavedTensor
+from .autograd.tape import SavedTensor, StageTrace
 from .autograd.tensor import Tensor
 from .chain import Chain, Stage
 from .layers.model import Walk, walk
@@ -67,6 +68,8 @@ class LayerProfile(msgspec.Struct, frozen=True):
         held: bytes of it, where it keeps nothing, that live on while the next one runs forward.
         again: FLOPs that it runs again itself, where it is a head with checkpoints of its own.
         owed: bytes, of `stage.g`, that a split backward keeps for the gradients of its weights.
+        buffers: bytes of what its modules hold from step to step that is no parameter, as the allocator counts them.
+        ascent: of its backward where it is stored; ascent_again: where it was replayed; ascent_replay: of the replay.
     """
 
     kind: str
@@ -81,6 +84,10 @@ class LayerProfile(msgspec.Struct, frozen=True):
     held: int = 0
     again: int = 0
     owed: int = 0
+    buffers: int = 0
+    ascent: Ascent = Ascent()
+    ascent_again: Ascent = Ascent()
+    ascent_replay: Ascent = Ascent()
 
     @property
     def num_parameters(self) -> int:
@@ -111,6 +118,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
     (`stored`) and when some are checkpointed (`dropped`). `boundary_bytes` is one boundary, unrounded.
 
     dropped_head: the head where layers are checkpointed and what it has of its own is too (multi-token prediction).
+    dropped_embedding: the embedding where layers are checkpointed: what their checkpoints kept alive is gone then.
     exits: after how many layers early exits read the hidden state.
     """
 
@@ -121,6 +129,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
     dropped: Context
     boundary_bytes: int
     dropped_head: LayerProfile | None = None
+    dropped_embedding: LayerProfile | None = None
     exits: tuple[int, ...] = ()
 
     @property
@@ -144,6 +153,10 @@ class ModelProfile(msgspec.Struct, frozen=True):
         """The head, with or without checkpoints."""
         return self.dropped_head if checkpointed and self.dropped_head is not None else self.head
 
+    def beginning(self, *, checkpointed: bool) -> LayerProfile:
+        """The embedding, with or without checkpoints."""
+        return self.dropped_embedding if checkpointed and self.dropped_embedding is not None else self.embedding
+
     def chain(self, *, checkpointed: bool, first_stored: bool = True, copy: int = 0) -> Chain:
         """The stages in a row, costs in FLOPs, sizes above `context(...).backward`.
 
@@ -154,7 +167,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
         context = self.context(checkpointed=checkpointed)
         ahead = context.forward - context.backward
         held = self.layers[0].stage.x if first_stored and not self.layers[0].stage.keeps_input else 0
-        stages = [self.embedding.stage]
+        stages = [self.beginning(checkpointed=checkpointed).stage]
         for i, layer in enumerate(self.layers):
             more = ahead + (held if i > 0 else 0)
             beside = more + (self.layers[i - 1].held if i > 0 else 0)
@@ -181,8 +194,7 @@ def profile(model: Model, run: Run) -> ModelProfile:
     stored = walk(distinct, run, numbers=numbers)
     dropped = walk(distinct, run, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
     measured = _Measured(stored, dropped, _boundary(model, run), again=predictor(model, run) is not None)
-    by_place = [measured.layer(layer, i + 1) for i, layer in enumerate(distinct.layers)]
-    layers = _without_dead(by_place, sampled.places, measured)
+    layers = _without_dead(distinct.layers, sampled.places, measured)
     return ModelProfile(
         embedding=measured.end(EMBEDDING, 0),
         layers=layers,
@@ -191,18 +203,21 @@ def profile(model: Model, run: Run) -> ModelProfile:
         dropped=measured.context(dropped, measured.kept_dropped),
         boundary_bytes=measured.boundary,
         dropped_head=measured.dropped_head() if measured.again else None,
+        dropped_embedding=measured.dropped_embedding(),
         exits=exits(model, run),
     )
 
 
-def _without_dead(
-    by_place: Sequence[LayerProfile], places: Sequence[int], measured: _Measured
-) -> tuple[LayerProfile, ...]:
-    """Every layer of the model; below the last that captures a mask, the mask's room is free in a backward."""
-    found, left = [], set[int]()
+def _without_dead(distinct: Sequence[Layer], places: Sequence[int], measured: _Measured) -> tuple[LayerProfile, ...]:
+    """Every layer of the model. Below the last that captures a mask, the mask's room is free in a backward; position
+    tables and masks that stored layers save are free below the first of those."""
+    above = [measured.layer(layer, i + 1, tables=True) for i, layer in enumerate(distinct)]
+    below = [measured.layer(layer, i + 1) for i, layer in enumerate(distinct)]
+    found, left, seen = [], set[int](), False
     for place in places:
         left.add(place + 1)
-        layer, dead = by_place[place], sum(measured.dead(left).values())
+        layer, dead = (above if seen else below)[place], sum(measured.dead(left).values())
+        seen = seen or bool(layer.shared)
         stage = layer.stage
         if dead and stage.tf_last is not None and stage.tb_again is not None:
             stage = replace(stage, tf_last=stage.tf_last - dead, tb_again=stage.tb_again - dead)
@@ -261,22 +276,29 @@ class _Measured:
             backward=run.stages[-1].backward_start - sum(kept),
         )
 
-    def layer(self, layer: Layer, i: int) -> LayerProfile:
-        """The layer that was stage i of the runs."""
+    def layer(self, layer: Layer, i: int, *, tables: bool = False) -> LayerProfile:
+        """The layer that was stage i of the runs; `tables`: where layers below hold what is made once for all."""
         dropped = self.dropped.stages[i]
         once = dropped.forward_peak - dropped.forward_start - self.x
         before = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:i]) + self.pending()
         before += self.owed(self.dropped, i + 1)
         before -= sum(self.dead(range(1, i + 1)).values())
-        profile = self._profile(layer.kind, i, self.x, self.x, once=once, replayed=dropped.replayed_flops)
+        again = dropped.replayed_flops
+        profile = self._profile(layer.kind, i, self.x, self.x, once=once, replayed=again, tables=tables)
         if not dropped.reached:
             return profile
         stage = profile.stage
-        replay = dropped.replay_peak - before - stage.s - stage.x - self.x
-        again = dropped.plain_peak - before - dropped.postponed - stage.s - stage.x - self.x
+        replay = max(dropped.replay) - before - stage.s - stage.x - self.x
+        again = max(dropped.plain) - before - dropped.postponed - stage.s - stage.x - self.x
         beside = max(0, replay - self.x - stage.tf)
         stage = replace(stage, tf_last=replay, tb_again=again, before_replay=beside)
-        return replace(profile, stage=stage, held=dropped.held)
+        return replace(
+            profile,
+            stage=stage,
+            held=dropped.held,
+            ascent_again=ascent(dropped, dropped.plain),
+            ascent_replay=ascent(dropped, dropped.replay),
+        )
 
     def end(self, kind: str, i: int) -> LayerProfile:
         """The embedding or the head, which are always stored."""
@@ -288,6 +310,17 @@ class _Measured:
         base += sum(self.lingers)
         return self._profile(kind, i, self.x, 0, once=self.dropped.stages[i].forward_peak - base)
 
+    def dropped_embedding(self) -> LayerProfile:
+        """The embedding as it is below checkpointed layers."""
+        embedding, trace = self.end(EMBEDDING, 0), self.dropped.stages[0]
+        if not trace.reached:
+            return embedding
+        before = self.context(self.dropped, self.kept_dropped).backward
+        left = self.pending() + self.owed(self.dropped, 0)
+        tb = trace.backward_peak - before - self.kept_dropped[0] - self.x - left
+        stage = replace(embedding.stage, tb=tb)
+        return replace(embedding, stage=stage, ascent=ascent(trace, trace.plain))
+
     def dropped_head(self) -> LayerProfile:
         """The head as it is behind checkpointed layers, its own layers checkpointed as well."""
         head, i = self.end(HEAD, len(self.dropped.stages) - 1), len(self.dropped.stages) - 1
@@ -296,12 +329,22 @@ class _Measured:
         own = stage.x if stage.keeps_input else 0
         tb = trace.backward_peak - base - kept - self.pending() - trace.postponed
         stage = replace(stage, s=kept - own, tf=head.once, tb=tb)
-        return replace(head, saved=tuple(self.ending), stage=stage, again=trace.replayed_flops)
+        again = trace.replayed_flops
+        return replace(head, saved=tuple(self.ending), stage=stage, again=again, ascent=ascent(trace, either(trace)))
 
     def _profile(
-        self, kind: str, i: int, x: int, after: int, *, once: int = 0, replayed: int | None = None
+        self,
+        kind: str,
+        i: int,
+        x: int,
+        after: int,
+        *,
+        once: int = 0,
+        replayed: int | None = None,
+        tables: bool = False,
     ) -> LayerProfile:
         trace, own = self.stored.stages[i], self._own(i)
+        points = trace.plain_before if tables else trace.plain
         keeps_input = any(row.born < row.stage for row in own)
         kept = self.kept[i]
         s = kept - (x if keeps_input else 0)
@@ -314,7 +357,7 @@ class _Measured:
             x=x,
             s=s,
             tf=trace.forward_peak - start - s - x - after,
-            tb=trace.backward_peak - before - kept - after - left if trace.reached else 0,
+            tb=max(points) - before - kept - after - left if trace.reached else 0,
             g=trace.postponed + (self.pending() if kind == HEAD else 0),
             r=trace.flops,
             skip=0 if replayed is None else trace.flops - replayed,
@@ -333,6 +376,8 @@ class _Measured:
             reached=trace.reached,
             passed=_shared(self.dropped, i),
             owed=trace.postponed,
+            buffers=sum(size for stage, size in self.stored.tape.buffers.values() if stage == i),
+            ascent=ascent(trace, points),
         )
 
     @staticmethod
@@ -349,6 +394,11 @@ class _Measured:
     def _parameters(self, i: int) -> tuple[Parameter, ...]:
         made = self.stored.tape.parameters.items()
         return tuple(_described(path, p) for path, p in made if p.storage.stage == i)
+
+
+def ascent(trace: StageTrace, points: Sequence[int]) -> Ascent:
+    """The heights of a stage between the gradients that its backward accumulates."""
+    return climbed(points, tuple(_described(p.parameter or "", p) for p in trace.accumulated), trace.lows)
 
 
 def _described(path: str, p: Tensor) -> Parameter:
@@ -368,4 +418,4 @@ def _within_layer(path: str) -> str:
     return rest.partition(".")[2] if found else path
 
 
-__all__ = ["EMBEDDING", "HEAD", "LayerProfile", "ModelProfile", "Parameter", "profile"]
+__all__ = ["EMBEDDING", "HEAD", "Ascent", "LayerProfile", "ModelProfile", "Parameter", "ascent", "profile"]

@@ -51,6 +51,7 @@ class Recipe:
         compute: the type of matrix products; FSDP gathers in it, autocast casts to it.
         gradients: the type in which they accumulate.
         master: a separate copy that the optimizer steps on, None where it steps on the weights.
+        remainders: of that copy only the 16 bits are kept that a bf16 weight has not.
         buffered: gradients live in a buffer from start to end of the run, not from backward to the step.
         step_gradients: gradients are copied to this type for the step.
         step_gradients_stay: whether those copies live until the next `zero_grad` (Megatron's do).
@@ -60,6 +61,8 @@ class Recipe:
         backward.
         optimizer_in_backward: each gradient is consumed and freed as soon as it exists.
         accumulation_steps: micro-batches per step.
+        zeroed: gradients are set to zero between steps, not freed (`zero_grad(set_to_none=False)`).
+        scaled: the loss is scaled (torch.amp.GradScaler).
         frozen: the type of weights that are not trained, None: `weights`.
         base: how the frozen matrices of linears are quantised.
     """
@@ -72,6 +75,7 @@ class Recipe:
     optimizer: Optimizer = _ADAMW
     compute: DType = BF16
     master: DType | None = None
+    remainders: bool = False
     sharding: Sharding = _DDP
     buffered: bool = False
     step_gradients: DType | None = None
@@ -80,6 +84,8 @@ class Recipe:
     autocast_cache: bool = False
     optimizer_in_backward: bool = False
     accumulation_steps: int = 1
+    zeroed: bool = False
+    scaled: bool = False
     offload: Offload = Offload()
     frozen: DType | None = None
     base: FourBit | None = None
@@ -99,11 +105,17 @@ class Recipe:
                 "parameters can be offloaded only where they are gathered for use", allowed="FSDP or ZeRO-3"
             )
 
+    def master_itemsize(self, stored: DType) -> int:
+        """Bytes that the separate copy takes for each value of a weight stored in that type."""
+        if self.master is None or self.master == stored:
+            return 0
+        return self.master.itemsize - (stored.itemsize if self.remainders else 0)
+
     def per_parameter(self, data_ranks: int = 1) -> PerParameter:
         """Bytes of a trained parameter on one of `data_ranks` ranks, without padding, buffers and
         temporaries."""
         by = shard_divisors(self.sharding, data_ranks)
-        master = self.master.itemsize if self.master is not None and self.master != self.weights else 0
+        master = self.master_itemsize(self.weights)
         stepped = self.master or self.weights
         probe = 1 << 40  # large enough for per-tensor tables to vanish, and divisible by every block
         tensor = Stepped("probe.weight", (probe,), probe, stepped, self.gradients)
@@ -118,6 +130,10 @@ class Recipe:
 
 _MEGATRON = "Megatron-LM: optimizer/optimizer.py (Float16OptimizerWithFloat16Params), distrib_optimizer.py"
 _FUSED = AdamW("fused")
+"""Also the default of Transformers' Trainer (training_args.py: optim="adamw_torch_fused"), for the recipes that are its
+settings: bf16=True and fp16=True run under autocast, and peft's adapters. A plain loop over torch.optim.AdamW, with DDP
+or FSDP2 around the model, takes torch's default on a GPU, foreach (torch/optim/optimizer.py,
+_default_to_fused_or_foreach); torchtitan asks for fused (torchtitan/components/optimizer)."""
 
 MEGATRON_BF16 = Recipe(
     name="megatron-bf16",
@@ -143,6 +159,17 @@ MEGATRON_BF16_GRADS = replace(
     gradients=BF16,
     step_gradients=FP32,
     step_gradients_stay=True,
+)
+MEGATRON_BF16_AWARE = replace(
+    MEGATRON_BF16_GRADS,
+    name="megatron-bf16-aware",
+    title="precision-aware optimizer: bf16 gradients and moments, the master weights' other 16 bits",
+    source="Megatron-LM: optimizer/optimizer_config.py (--use-precision-aware-optimizer --main-grads-dtype bf16 "
+    "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16; store_param_remainders)",
+    step_gradients=None,
+    step_gradients_stay=False,
+    remainders=True,
+    optimizer=OPTIMIZERS["adamw-bf16"],
 )
 MEGATRON_FP16 = replace(
     MEGATRON_BF16,
@@ -192,6 +219,7 @@ AUTOCAST = Recipe(
     source="aten/src/ATen/autocast_mode.cpp: cached_cast; Micikevicius et al., arXiv 1710.03740",
     weights=FP32,
     gradients=FP32,
+    optimizer=_FUSED,
     autocast_cache=True,
 )
 BF16_PURE = Recipe(
@@ -211,6 +239,7 @@ FP16_SCALED = replace(
     title="fp32 weights under fp16 autocast with loss scaling",
     source="torch/amp/grad_scaler.py: gradients are unscaled in place",
     compute=FP16,
+    scaled=True,
 )
 LORA = Recipe(
     name="lora",
@@ -218,6 +247,7 @@ LORA = Recipe(
     source="Hu et al., arXiv 2106.09685; peft/tuners/tuners_utils.py: autocast_adapter_dtype",
     weights=FP32,
     gradients=FP32,
+    optimizer=_FUSED,
     frozen=BF16,
 )
 QLORA = replace(
@@ -238,8 +268,8 @@ QLORA_PLAIN = replace(
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        MEGATRON_BF16, MEGATRON_BF16_DIST, MEGATRON_BF16_GRADS, MEGATRON_FP16, MEGATRON_FP32, *ZERO, FSDP,
-        FSDP_BF16, AUTOCAST, BF16_PURE, FP16_PURE, FP32_PURE, FP16_SCALED, LORA, QLORA, QLORA_PLAIN,
+        MEGATRON_BF16, MEGATRON_BF16_DIST, MEGATRON_BF16_GRADS, MEGATRON_BF16_AWARE, MEGATRON_FP16, MEGATRON_FP32,
+        *ZERO, FSDP, FSDP_BF16, AUTOCAST, BF16_PURE, FP16_PURE, FP32_PURE, FP16_SCALED, LORA, QLORA, QLORA_PLAIN,
     )
 }  # fmt: skip
 

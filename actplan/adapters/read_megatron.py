@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from ..errors import InputError
 from ..gpus import Gpu, library_workspace
 from ..mesh import Mesh
-from ..optimizers import AdamW, Optimizer, Sgd
+from ..optimizers import OPTIMIZERS, AdamW, Optimizer, Sgd
 from ..recipes import MEGATRON_BF16, MEGATRON_FP16, MEGATRON_FP32, Recipe
 from ..sharding import MegatronDdp
 from ..states import PipelineSplit, States, Unit, states
-from ..units import BF16, FP16, FP32, DType
+from ..units import BF16, FP16, FP32, DType, parse_dtype
 from .megatron_gpt import GptShape, MlaShape, MoeShape, gpt_units
 
 GPT2_VOCABULARY = 50257
@@ -279,11 +279,32 @@ def _recipe(args: _Arguments, dtype: DType) -> Recipe:
     name = args.word("optimizer", "adam")
     if name not in _OPTIMIZERS:
         raise InputError(f"{name!r} is not read", where="--optimizer", choices=_OPTIMIZERS, got=name)
+    if args.flag("use-precision-aware-optimizer"):
+        base = _precision_aware(args, base, sharding, name)
+        return replace(base, sharding=sharding, fused_accumulation=not args.flag("no-gradient-accumulation-fusion"))
     return replace(
         base,
         optimizer=_OPTIMIZERS[name],
         sharding=sharding,
         fused_accumulation=not args.flag("no-gradient-accumulation-fusion"),
+    )
+
+
+def _precision_aware(args: _Arguments, base: Recipe, sharding: MegatronDdp, name: str) -> Recipe:
+    """Transformer Engine's FusedAdam over gradients as they are, with moments and master weights in types of their own
+    (megatron/core/optimizer/optimizer_config.py)."""
+    if name != "adam" or not sharding.distributed_optimizer:
+        wrong = "the precision-aware optimizer is Adam with the distributed optimizer"
+        raise InputError(wrong, where="--use-precision-aware-optimizer", allowed="--use-distributed-optimizer")
+    master = parse_dtype(args.word("main-params-dtype", "fp32"), "--main-params-dtype")
+    moments = [parse_dtype(args.word(f"{name}-dtype", "fp32"), f"--{name}-dtype") for name in ("exp-avg", "exp-avg-sq")]
+    return replace(
+        base,
+        master=None if base.master is None else master,
+        remainders=base.weights == BF16 and master == FP32,
+        step_gradients=None,
+        step_gradients_stay=False,
+        optimizer=AdamW("fused", state=moments[0], squares=moments[1], source=OPTIMIZERS["adamw-bf16"].source),
     )
 
 

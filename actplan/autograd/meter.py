@@ -33,14 +33,17 @@ class Meter:
     __slots__ = (
         "_alive",
         "events",
+        "gone",
         "live",
+        "lows",
         "peak",
         "peak_event",
         "photograph",
         "picture",
-        "plain_peak",
+        "plain",
+        "plain_before",
         "rebuilt",
-        "replay_peak",
+        "replay",
         "replaying",
     )
 
@@ -49,8 +52,16 @@ class Meter:
         self.replaying = False
         self.rebuilt = 0
         """Bytes allocated in replays so far."""
-        self.replay_peak = self.plain_peak = 0
-        """The highest points in and out of replays since the previous mark."""
+        self.lows: list[int] = []
+        self.plain = [0]
+        self.replay = [0]
+        """The highest points out of and in replays since the previous mark: before the first gradient was accumulated
+        since, between the first and the second, and so on (`accumulated`)."""
+        self.gone = 0
+        """Bytes of tables that were made once for all layers, and have died: in a model with more layers below, those
+        still hold them."""
+        self.plain_before = [0]
+        """As `plain`, with these tables alive."""
         self.photograph = photograph
         self.picture: tuple[Allocation, ...] = ()
         self._alive: dict[int, Allocation] = {}
@@ -63,9 +74,10 @@ class Meter:
             self.peak, self.peak_event = self.live, self.events
         if self.replaying:
             self.rebuilt += nbytes
-            self.replay_peak = max(self.replay_peak, self.live)
-        elif self.live > self.plain_peak:
-            self.plain_peak = self.live
+            self.replay[-1] = max(self.replay[-1], self.live)
+        else:
+            self.plain[-1] = max(self.plain[-1], self.live)
+            self.plain_before[-1] = max(self.plain_before[-1], self.live + self.gone)
         if self.photograph is not None:
             self._alive[key] = Allocation(module, op, shape, dtype, nbytes)
             if self.events == self.photograph:
@@ -88,5 +100,13 @@ class Meter:
     def mark(self) -> int:
         """The peak since the previous mark; a new peak is counted from now."""
         peak, self.peak, self.peak_event = self.peak, self.live, self.events
-        self.replay_peak = self.plain_peak = 0
+        self.plain, self.replay, self.lows = [self.live], [0], []
+        self.plain_before = [self.live + self.gone]
         return peak
+
+    def accumulated(self) -> None:
+        """A parameter's gradient has just become its `.grad`, and has left the count."""
+        self.lows.append(self.live)
+        self.plain.append(self.live)
+        self.plain_before.append(self.live + self.gone)
+        self.replay.append(0)

@@ -144,13 +144,14 @@ class Tape:
         meter: live and peak bytes.
         ledger: the saved storages, in the order of their first saving.
         flops: matrix products and attention of the forward run so far, and of replays apart.
-        gradient_bytes: gradients that were accumulated into parameters (rounded).
+        accumulated: the parameters whose gradients became their `.grad` so far, in order.
         autocast: the type that `torch.autocast` has matrix products run in, None outside of it (`ops.casts`).
         casts: the low-precision copies of weights that autocast remembers.
         trains: whether the parameter of a path gets a gradient.
         outputs: what is worth keeping, in order of creation; a list put here is filled.
         checkpoints, rebuilt_bytes: how many parts are checkpointed, and what the replay of each one allocated.
         parameters: path -> the parameter, in order of creation.
+        buffers: path -> stage and bytes (rounded) of what a module holds from step to step and is no parameter.
         device: whose kernels save: what dropout and LayerNorm keep differs (`ops.dropout`, `ops.layer_norm`).
         postpones: whether weights' gradients are computed after the backward (`postpone`).
         postponed_bytes: what is kept for them (rounded).
@@ -164,8 +165,9 @@ class Tape:
         self.outputs: list[Output] | None = None
         self.checkpoints = 0
         self.rebuilt_bytes: dict[int, int] = {}
-        self.gradient_bytes = 0
+        self.accumulated: list[Tensor] = []
         self.parameters: dict[str, Tensor] = {}
+        self.buffers: dict[str, tuple[int, int]] = {}
         self.accumulators: dict[str, Node] = {}
         self.autocast: DType | None = None
         self.casts: dict[str | int, Tensor] = {}
@@ -240,6 +242,10 @@ class Tape:
             self.parameters[path] = found
         return found
 
+    def buffer(self, name: str, numel: int, dtype: DType) -> None:
+        """The running module has a buffer of that name, which no op here reads."""
+        self.buffers[f"{self.path}.{name}"] = self.stage, rounded(numel * dtype.itemsize)
+
     def quantised(self, path: str, shape: Shape, dtype: DType, nbytes: int) -> Tensor:
         """A frozen parameter of that shape that is stored in `nbytes` and dequantised to `dtype`."""
         found = self.parameters.get(path)
@@ -272,7 +278,7 @@ class Tape:
         node = self.accumulators.get(name)
         if node is None:
             node = self.accumulators[name] = Node("AccumulateGrad", _accumulate, (), ACCUMULATE_FIRST, OUTSIDE)
-            node.extra = self if leaf.parameter else leaf
+            node.extra = leaf
         return node
 
     def save(self, node: Node | None, tensor: Tensor, reason: str) -> None:
@@ -371,10 +377,16 @@ class StageTrace(msgspec.Struct):
     backward_event: int = 0
     flops: int = 0
     replayed_flops: int = 0
-    replay_peak: int = 0
-    """The highest point of its replay, and of its backward otherwise."""
-    plain_peak: int = 0
-    gradient_bytes: int = 0
+    replay: list[int] = []
+    """The highest points of its replay, and of its backward otherwise, between the gradients that are accumulated in it
+    (`Meter.accumulated`)."""
+    plain: list[int] = []
+    plain_before: list[int] = []
+    """As `plain` where layers below still hold the tables that are made once for all (`Meter.gone`)."""
+    lows: list[int] = []
+    """What is allocated right after each of them."""
+    accumulated: list[Tensor] = []
+    """The parameters whose gradients are accumulated in its backward, in order."""
     postponed: int = 0
     """Bytes kept for weights' gradients that are computed later."""
     held: int = 0
@@ -391,12 +403,14 @@ ACCUMULATE_FIRST = 1 << 62
 
 def _accumulate(node: Node, grads: list[Tensor]) -> tuple[()]:
     """The first gradient is taken over, not copied (torch/csrc/autograd/functions/accumulate_grad.h)."""
-    target: Tape | Tensor = node.extra
-    if isinstance(target, Tape):
-        target.gradient_bytes += grads[0].storage.disown()
+    leaf: Tensor = node.extra
+    if leaf.parameter:
+        grads[0].storage.disown()
+        leaf.tape.accumulated.append(leaf)
+        leaf.tape.meter.accumulated()
     else:
         # a leaf that is no parameter holds its gradient as long as the graph holds the leaf
-        node.extra = (target, grads[0])
+        node.extra = (leaf, grads[0])
     return ()
 
 

@@ -53,6 +53,8 @@ class Storage:
             return
         if meter is not None:
             meter.free(id(self), self._size)
+            if self.owner is not None:
+                meter.gone += self._size
 
     @property
     def allocated_bytes(self) -> int:

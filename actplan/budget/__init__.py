@@ -1,23 +1,24 @@
 """The whole budget of one rank: what is static, and what a step allocates, phase by phase.
 
 Terms that never live at once are never added: the peak is the largest of three phases, each summed on its own.
-In backward, gradients count as they appear, stage by stage, unless a recipe keeps them in a buffer.
+In backward, gradients count as they are accumulated, unless a recipe keeps them in a buffer.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from operator import mul
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from ..autograd.meter import rounded
 from ..gpus import Gpu, framework_bytes, library_workspace, reserved_range
 from ..mesh import Mesh
 from ..report import Band, Budget, BudgetLine, PhaseBytes, StageBytes, StreamPool, WeightsOwed
-from ..states import States, gradients_on_host, states
-from ..states.result import MOMENTS, Phase, Pool
+from ..states import States, states, step_lines
+from ..states.result import MOMENTS, Line, Phase, Pool
 from .chunk import Alive, Chunk
 from .job import Job
 from .stages import Body, StagePlan, stage_plans
@@ -46,7 +47,7 @@ class StageBudget(msgspec.Struct, frozen=True):
 def budget(body: Body, job: Job) -> Budget:
     """The budget of the fullest pipeline stage of a model under its run, and every stage's total."""
     run = body.run
-    stages = [_stage(plan, body, job) for plan in stage_plans(body, job)]
+    stages = [_with_first_step(plan, body, job) for plan in stage_plans(body, job)]
     worst = max(stages, key=lambda stage: stage.peak.total_bytes)
     total = worst.peak.total_bytes
     pools = sum(pool.nbytes for pool in worst.states.pools)
@@ -82,24 +83,37 @@ def degrees(mesh: Mesh) -> dict[str, int]:
 # --- what a step allocates ------------------------------------------------------------------------------------
 
 
+def _with_first_step(plan: StagePlan, body: Body, job: Job) -> StageBudget:
+    """One stage's phases; gradients that are zeroed and not freed appear in the first step's backward."""
+    found = _stage(plan, body, job)
+    if not job.recipe.zeroed:
+        return found
+    freed = dataclasses.replace(job.recipe, zeroed=False)
+    first = _stage(plan, body, structs.replace(job, recipe=freed))
+    phases = tuple(
+        structs.replace(phase, first_step_total_bytes=other.first_step_total_bytes)
+        for phase, other in zip(found.phases, first.phases, strict=True)
+    )
+    return structs.replace(found, phases=phases)
+
+
 def _stage(plan: StagePlan, body: Body, job: Job) -> StageBudget:
     run, boundary, recipe = body.run, body.profile.boundary_bytes, job.recipe_of(body.run)
     split = job.split_of(run.mesh)
     static = states(body.profile, recipe, run.mesh, stage=plan.number, split=split, boundary_bytes=boundary)
-    progressive = static.bytes("gradients", "forward_loss") == 0 and not recipe.optimizer_in_backward
-    growing = recipe if progressive and not gradients_on_host(recipe) else None
-    chunks = [Chunk(span, plan, body, growing, job) for span in plan.chunks]
+    static = dataclasses.replace(static, lines=(*static.lines, *_inputs(plan, body)))
+    chunks = [Chunk(span, plan, body, recipe, job) for span in plan.chunks]
     halved = chunks
     if plan.owed or any(held.kind == "I" for held in plan.holdings):
-        halved = [Chunk(span, plan, body.split(), growing, job) for span in plan.chunks]
+        halved = [Chunk(span, plan, body.split(), recipe, job) for span in plan.chunks]
     workspace = library_workspace(job.gpu).high if job.gpu is not None else 0
     found: dict[Phase, list[tuple[PhaseBytes, int]]] = {"forward_loss": [], "backward": []}
     for held in plan.holdings:
-        waiting = sum(map(mul, held.kept, (chunk.result.kept_bytes for chunk in chunks)))
+        waiting = sum(map(mul, held.kept, (chunk.kept_bytes for chunk in chunks)))
         waiting += sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved)))
         running = (halved if held.kind == "I" else chunks)[held.chunk]
         phase: Phase = "forward_loss" if held.kind == "F" else "backward"
-        for alive in (running.forward(),) if held.kind == "F" else running.backward():
+        for alive in running.forward() if held.kind == "F" else running.backward():
             found[phase].append(_phase(phase, static, workspace, alive, waiting))
     step = _phase("optimizer_step", static, workspace, Alive(*_held_at_step(plan, body)), 0)
     moments = [moment for several in found.values() for moment in several] + [step]
@@ -110,9 +124,19 @@ def _stage(plan: StagePlan, body: Body, job: Job) -> StageBudget:
         each = [chunk.host_bytes for chunk in chunks]
         moved = max(each[held.chunk] + sum(map(mul, held.kept, each)) for held in plan.holdings)
     owed = max(sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved))) for held in plan.holdings)
-    graphs = max(sum(map(mul, held.owed, (chunk.result.kept_bytes for chunk in chunks))) for held in plan.holdings)
+    graphs = max(sum(map(mul, held.owed, (chunk.kept_bytes for chunk in chunks))) for held in plan.holdings)
     static = dataclasses.replace(static, host_bytes=static.host_bytes + moved)
     return StageBudget(plan, phases, static, main, owed, graphs)
+
+
+def _inputs(plan: StagePlan, body: Body) -> Iterable[Line]:
+    """Token ids where the embedding or the loss is, and the buffers of this stage's modules."""
+    profile = body.profile
+    layers = sum(layer.buffers for first, last in plan.chunks for layer in profile.layers[first : last + 1])
+    tokens = body.run.tokens if plan.embedding or plan.head else 0
+    # every stage has the modules that make position tables
+    lines = step_lines(tokens, profile.embedding.buffers + layers + profile.head.buffers)
+    return (line for line in lines if line.nbytes)
 
 
 def _held_at_step(plan: StagePlan, body: Body) -> tuple[int, int]:
@@ -128,19 +152,19 @@ def _held_at_step(plan: StagePlan, body: Body) -> tuple[int, int]:
 def _phase(phase: Phase, static: States, workspace: int, alive: Alive, waiting: int) -> tuple[PhaseBytes, int]:
     """One phase's categories at a moment of it, and what of them lies in pools of other streams."""
     sizes = {
-        "parameters_bytes": static.bytes("parameters", phase),
-        "gradients_bytes": static.bytes("gradients", phase) if alive.gradients is None else alive.gradients,
-        "optimizer_bytes": static.bytes("optimizer", phase),
+        "parameters_bytes": static.settled_bytes("parameters", phase),
+        "gradients_bytes": static.settled_bytes("gradients", phase) + alive.gradients,
+        "optimizer_bytes": static.settled_bytes("optimizer", phase),
         "activations_bytes": alive.activations + waiting,
         "loss_bytes": alive.loss,
-        "workspace_bytes": static.bytes("workspace", phase) + workspace,
-        "communication_bytes": static.bytes("communication", phase, moment=alive.moment),
+        "workspace_bytes": static.settled_bytes("workspace", phase) + workspace + alive.workspace,
+        "communication_bytes": static.settled_bytes("communication", phase) + alive.held,
     }
     total = sum(sizes.values())
-    unborn = static.bytes("optimizer", phase) - static.bytes("optimizer", phase, first_step=True)
-    pooled = static.pooled_bytes("communication", phase, moment=alive.moment)
-    if any(line.category == "gradients" and line.own_pool for line in static.lines):
-        pooled += sizes["gradients_bytes"] if alive.gradients is None else alive.reduced
+    unborn = static.unborn_bytes(phase)
+    pooled = alive.pooled + sum(
+        static.settled_bytes(name, phase, pooled=True) for name in ("communication", "gradients")
+    )
     return PhaseBytes(phase=phase, **sizes, total_bytes=total, first_step_total_bytes=total - unborn), pooled
 
 

@@ -2,107 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from ..chain import Chain, Evaluation, Stage, evaluate, with_segments
+from ..chain import Chain, Phase, heights, with_segments
 from ..layers.model import uncrossed
 from ..policies import Keeps, Layers, Segment, kept_outputs
+from ..profile import Ascent, LayerProfile
 from ..recipes import Recipe
-from ..states import gradient_bytes, units_of
-from ..states.result import Moment
+from ..states import units_of
+from .growth import Added, Grown, Growth, growth_of
 from .job import Job
 from .stages import Body, StagePlan
 
 
 class Alive(msgspec.Struct, frozen=True):
-    """What a step has allocated at one moment. gradients: None for what the recipe keeps in this phase; `reduced` are
-    those of them that are no longer waiting for a parameter's other use."""
+    """What a step has allocated at one moment, beside what stays allocated throughout the phase.
+
+    Attributes:
+        gradients: accumulated by then. held: gathered weights and buffers of the reduction. workspace: of an optimizer
+            that steps in backward. pooled: what of all that other streams allocated.
+    """
 
     activations: int = 0
     loss: int = 0
-    gradients: int | None = None
-    reduced: int = 0
-    moment: Moment | None = None
+    gradients: int = 0
+    held: int = 0
+    workspace: int = 0
+    pooled: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.loss + self.gradients + self.held + self.workspace
 
 
 class Chunk:
     """One chunk of layers, evaluated with what stands before and behind it on this stage.
 
-    owed_bytes: what a split backward leaves until the gradients of the weights are made.
+    kept_bytes: what its forward leaves. owed_bytes: what a split backward leaves until the gradients of the weights are
+    made.
     """
 
-    def __init__(self, span: tuple[int, int], plan: StagePlan, body: Body, recipe: Recipe | None, job: Job) -> None:
-        """`recipe`: where gradients grow stage by stage, None where it keeps them all along."""
+    def __init__(self, span: tuple[int, int], plan: StagePlan, body: Body, recipe: Recipe, job: Job) -> None:
         first, last = span
         self.head = plan.head and last == body.layers.count - 1
         embedding = plan.embedding and first == 0
         segments, keeps = _segments(body, first, last)
         whole = _whole(body, segments, keeps, first, offloaded=job.offload_activations)
         lower, upper = first + (0 if embedding else 1), last + 1 + (1 if self.head else 0)
-        part = whole.stages[lower : upper + 1]
-        owed = [stage.owed for stage in body.profile.stages[lower : upper + 1]]
-        self.owed_after = [sum(owed[i:]) for i in range(len(owed))]
-        self.owed_bytes = sum(owed)
-        self.progressive, before = recipe is not None, part
-        if recipe is not None:
-            part = _with_gradients(part, lower, body, recipe)
-        self.reduced = [new.g - old.g for new, old in zip(part, before, strict=True)]
+        profiles = body.profile.stages[lower : upper + 1]
+        if self.head:
+            profiles = (*profiles[:-1], body.profile.ending(checkpointed=bool(segments)))
+        if embedding:
+            profiles = (body.profile.beginning(checkpointed=bool(segments)), *profiles[1:])
+        self.owed_bytes = sum(stage.owed for stage in profiles)
+        self.shift = 1 if embedding else 0
+        self.chosen = frozenset(layer + self.shift for layer in keeps)
+        self.ends = {i + self.shift: end + self.shift for begin, end in segments for i in range(begin, end + 1)}
+        # gradients that wait for another use of their parameter; those of early exits are of hidden states
+        waiting = profiles[-1].stage.g - profiles[-1].owed if self.head else 0
+        self.waiting = max(0, waiting - len(body.profile.exits) * whole.boundary(1))
+        self.summed = embedding
         x_out = 0 if self.head else whole.boundary(upper + 1)
-        self.chain = replace(whole, stages=part, x_out=x_out)
-        self.segments, self.keeps, self.shift = segments, keeps, 1 if embedding else 0
-        self.result: Evaluation = self._evaluated(self.chain)
+        part = replace(whole, stages=whole.stages[lower : upper + 1], x_out=x_out)
+        growth = growth_of(profiles, units_of(body.profile)[lower : upper + 1], recipe, body.run.mesh)
+        ascents = body.ascents({layer + first: words for layer, words in keeps.items()})
+        self.grown = _grown(part, profiles, growth, {i - lower + 1: one for i, one in ascents.items()})
+        self.left = [sum(one.left for one in self.grown[i:]) for i in range(len(self.grown) + 1)]
+        self.chain = replace(part, stages=tuple(one.stage for one in self.grown))
+        schedule = with_segments(len(self.chain), segments, shift=self.shift, chosen=keeps)
+        self.kept_bytes, self.heights = heights(self.chain, schedule)
         self.base = body.profile.context(checkpointed=bool(segments)).backward
         moved = job.offload_activations and bool(segments)
         self.host_bytes = len(segments) * (whole.copy or body.profile.boundary_bytes) if moved else 0
         if moved:
             self.base += _in_transfer(len(segments)) * whole.boundary(lower + 1)
 
-    def _evaluated(self, chain: Chain) -> Evaluation:
-        return evaluate(chain, with_segments(len(chain), self.segments, shift=self.shift, chosen=self.keeps))
-
-    def forward(self) -> Alive:
-        """What is alive at the highest point of the forward."""
-        size, stage = self.result.forward_bytes, self.result.forward_stage
-        loss = self._loss(size, stage)
-        return Alive(self.base + size - loss, loss)
+    def forward(self) -> Iterator[Alive]:
+        """What is alive at the highest points of the forward: in all, and on the stream that computes."""
+        return self._highest(backward=False)
 
     def backward(self) -> Iterator[Alive]:
-        """What is alive at the highest points of the backward: at the loss, in the layers, at the end."""
-        if self.head:
-            last = len(self.chain) - 1
-            head = self.chain.stages[last]
-            yield self._at("loss", last, self.result.kept_bytes + self.chain.x_out + head.tb + head.g)
-        body = self._layers()
-        yield self._at("layers", body.backward_stage, body.backward_bytes)
-        first = self.chain.stages[0]
-        size = first.kept + self.chain.boundary(1) + first.tb + self.chain.gradients_after()[0]
-        yield self._at("end", 0, size)
+        """What is alive at the highest points of the backward: in all, and on the stream that computes."""
+        return self._highest(backward=True)
 
-    def _layers(self) -> Evaluation:
-        """The backward without the head, which has left its gradients and the one that goes into the last layer."""
-        if not self.head or len(self.chain) == 1:
-            return self.result
-        head, rest = self.chain.stages[-1], list(self.chain.stages[:-1])
-        rest[-1] = replace(rest[-1], g=rest[-1].g + head.g)
-        chain = replace(self.chain, stages=tuple(rest), x_out=head.x)
-        return self._evaluated(chain)
+    def _highest(self, *, backward: bool) -> Iterator[Alive]:
+        phases = (phase for phase in self.heights.items() if (phase[0][1] != "forward") is backward)
+        found = [self._at(stage, phase, size) for (stage, phase), size in phases]
+        if found:
+            yield max(found, key=lambda alive: alive.total)
+            yield max(found, key=lambda alive: alive.total - alive.pooled)
 
-    def _at(self, moment: Moment, stage: int, size: int) -> Alive:
-        gradients = self.chain.gradients_after()[stage] - self.owed_after[stage] if self.progressive else None
-        rest = size - (gradients or 0)
+    def _at(self, stage: int, phase: Phase, size: int) -> Alive:
+        grown = self.grown[stage]
+        if phase == "forward":
+            rest = size - grown.forward.total
+            loss = self._loss(rest, stage)
+            return Alive(self.base + rest - loss, loss, held=grown.forward.held, pooled=grown.forward.pooled)
+        added, behind = self._added(stage, phase)
+        before = self.left[behind]
+        rest = size - added.total - before
+        waiting = 0 if stage == 0 and self.summed and added.gradients else self.waiting
         loss = self._loss(rest, stage)
-        return Alive(self.base + rest - loss, loss, gradients, sum(self.reduced[stage:]), moment)
+        pooled = added.pooled + sum(one.left for one in self.grown[behind:] if one.pooled)
+        return Alive(
+            activations=self.base + rest - loss - waiting,
+            loss=loss,
+            gradients=before + added.gradients + waiting,
+            held=added.held,
+            workspace=added.workspace,
+            pooled=pooled,
+        )
+
+    def _added(self, stage: int, phase: Phase) -> tuple[Added, int]:
+        """What a recipe adds to a stage in that phase, and the first of the stages whose gradients are left by then."""
+        grown, end = self.grown[stage], self.ends.get(stage)
+        if phase == "replay":
+            assert end is not None
+            return (grown.replay if end == stage else grown.forward), end + 1
+        if stage in self.chosen:
+            return grown.option, stage + 1
+        return (grown.backward if end is None else grown.again), stage + 1
 
     def _loss(self, size: int, stage: int) -> int:
         """What of `size` is the head's: logits, their copies and gradients, where the peak is there."""
         last = len(self.chain) - 1
         if not self.head or stage != last:
             return 0
-        before = self.result.kept_bytes - self.chain.stages[last].kept
-        return max(0, size - before)
+        before = self.kept_bytes - self.chain.stages[last].kept
+        return max(0, size - before - self.waiting)
+
+
+def _grown(
+    part: Chain, profiles: Sequence[LayerProfile], growth: Growth, ascents: Mapping[int, Ascent]
+) -> tuple[Grown, ...]:
+    """Every stage with what the recipe adds to it; equal ones are priced once."""
+    known: dict[tuple[object, ...], Grown] = {}
+    made = []
+    for i, (stage, one) in enumerate(zip(part.stages, profiles, strict=True)):
+        ascent = ascents.get(i, Ascent())
+        key = growth.key(i), id(one), id(ascent), replace(stage, name="")
+        if key not in known:
+            known[key] = growth.grow(i, stage, one, part.boundary(i + 1), ascent)
+        made.append(known[key])
+    return tuple(made)
 
 
 def _segments(body: Body, first: int, last: int) -> tuple[tuple[Segment, ...], Keeps]:
@@ -136,13 +181,3 @@ def _in_transfer(segments: int) -> int:
     """Boundaries on the device beside the one in use: one on its way out, or the next on its way in
     (torchao/torchtune `OffloadActivations` keeps up to five; `save_on_cpu` none)."""
     return min(segments - 1, 1)
-
-
-def _with_gradients(part: Sequence[Stage], lower: int, body: Body, recipe: Recipe) -> tuple[Stage, ...]:
-    """The stages with the gradients that each leaves behind; equal layers are priced once."""
-    units, known = units_of(body.profile), dict[int, int]()
-    made = []
-    for stage, unit in zip(part, units[lower : lower + len(part)], strict=True):
-        size = known.setdefault(id(unit.parameters), gradient_bytes(unit, recipe, body.run.mesh))
-        made.append(replace(stage, g=stage.g + size))
-    return tuple(made)

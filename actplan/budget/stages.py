@@ -11,7 +11,7 @@ from ..chain import Chain
 from ..errors import InputError
 from ..pipelining import Holding
 from ..policies import Keeps, Layers
-from ..profile import ModelProfile
+from ..profile import Ascent, ModelProfile
 from ..spec import Run
 from ..states import stage_chunks, units_of
 from ..states.units import Unit
@@ -39,6 +39,8 @@ class Body(Protocol):
     def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain: ...
 
     def with_choices(self, chain: Chain, keeps: Keeps) -> Chain: ...
+
+    def ascents(self, keeps: Keeps) -> dict[int, Ascent]: ...
 
     def split(self) -> Body: ...
 

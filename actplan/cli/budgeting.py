@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_GPU = "h100-80gb"
 """Only for GPU-hours, where no device is named."""
 RESHARD = ("always", "default", "never")
+ZERO_GRAD = ("none", "zeros")
 OFFLOADED = ("parameters", "optimizer", "activations")
 
 
@@ -177,7 +178,20 @@ def _recipe(run: Run, options: BudgetOptions, offloaded: tuple[str, ...]) -> Rec
         changes["offload"] = moved
     if options.optimizer_in_backward:
         changes["optimizer_in_backward"] = True
+    if options.zero_grad is not None:
+        changes["zeroed"] = _zeroed(options)
     return dataclasses.replace(recipe, **changes)  # type: ignore[arg-type]
+
+
+def _zeroed(options: BudgetOptions) -> bool:
+    """Whether gradients stay allocated between steps."""
+    word = str(options.zero_grad)[:64]
+    if word not in ZERO_GRAD:
+        raise InputError(f"unknown value {word!r}", where="--zero-grad", choices=ZERO_GRAD, got=word)
+    if word == "zeros" and options.optimizer_in_backward:
+        wrong = "the optimizer in backward frees each gradient at once"
+        raise InputError(wrong, where="--zero-grad", allowed="none with --optimizer-in-backward")
+    return word == "zeros"
 
 
 def _sharding(sharding: Sharding, options: BudgetOptions) -> Sharding:

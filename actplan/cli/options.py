@@ -273,6 +273,10 @@ class BudgetOptions:
     replicas: Annotated[
         str | None, Option("--replicas", metavar="N", help="Groups that each hold all shards (HSDP).")
     ] = None
+    zero_grad: Annotated[
+        str | None,
+        Option("--zero-grad", metavar="none|zeros", help="Gradients between steps: freed, or kept as zeros."),
+    ] = None
     optimizer_in_backward: Annotated[
         bool, Option("--optimizer-in-backward", help="Each gradient is stepped on and freed at once.")
     ] = False
@@ -314,7 +318,7 @@ class BudgetOptions:
     def wanted(self) -> bool:
         """Whether a budget is asked for at all."""
         named = (self.recipe, self.optimizer, self.offload, self.reshard, self.replicas, self.microbatches)
-        more = (self.pp_schedule, self.pp_split, self.gpu, self.limit)
+        more = (self.zero_grad, self.pp_schedule, self.pp_split, self.gpu, self.limit)
         return self.optimizer_in_backward or any(value is not None for value in (*named, *more))
 
 

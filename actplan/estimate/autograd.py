@@ -17,7 +17,7 @@ from ..layers.names import outside_parts
 from ..layers.prediction import part_of
 from ..menus import Menus, menus
 from ..policies import Keeps, Layers, Policy, Segment, kept_outputs
-from ..profile import LayerProfile, ModelProfile, profile
+from ..profile import Ascent, LayerProfile, ModelProfile, profile
 from ..report import OutsideLayers, OutsideWithLosses
 from ..spec import Model, Run
 from ..units import FP32
@@ -76,6 +76,11 @@ class Subject:
     def with_choices(self, chain: Chain, keeps: Keeps) -> Chain:
         """A chain in which each layer of `keeps` has the one choice of keeping that."""
         return self.menus.with_choices(chain, keeps)
+
+    def ascents(self, keeps: Keeps) -> dict[int, Ascent]:
+        """Of each layer of `keeps`, how high its backward stands between its gradients."""
+        kept = self.menus.kept(list(keeps.items()))
+        return {layer: one.ascent for layer, one in zip(keeps, kept, strict=True)}
 
     def split(self) -> Subject:
         """The same with a split backward."""

@@ -7,10 +7,11 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
+from ..ascent import Ascent, climbed
 from ..chain import Chain, Stage
 from ..errors import InputError
 from ..ledgerfile import Parameter as Listed
-from ..ledgerfile import Weights
+from ..ledgerfile import StageNumbers, Weights
 from ..policies import Keeps, Layers
 from ..profile import EMBEDDING, HEAD, Context, LayerProfile, ModelProfile, Parameter
 from ..spec import Run
@@ -47,6 +48,10 @@ class TracedBody:
     def with_choices(self, chain: Chain, keeps: Keeps) -> Chain:
         raise InputError("a ledger holds whole layers", where="--checkpoint", allowed="policies of whole layers")
 
+    def ascents(self, keeps: Keeps) -> dict[int, Ascent]:
+        """None: a ledger holds whole layers."""
+        return {}
+
     def split(self) -> TracedBody:
         raise InputError("a ledger is of one pipeline stage", where="--pp-schedule", allowed="without it")
 
@@ -67,6 +72,8 @@ class TracedBody:
     def profile(self) -> ModelProfile:
         """Sizes and parameters; what is alive beside the stages is the output that the caller holds."""
         embedding, layers, head = self._ends
+        numbers, places = self.traced.numbers.stages, self.traced.places
+        first, last = (places[0], places[-1] + 1) if places else (1, 1)
         owned = _by_layer(self.traced.ledger.weights)
         paths = [self.traced.numbers.stages[i].name for i in self.traced.places]
         own = [owned.pop(path, ()) for path in paths]
@@ -74,17 +81,63 @@ class TracedBody:
         rest = tuple(parameter for parameters in owned.values() for parameter in parameters)
         held = Context(0, 0, self.traced.chain.x_out)
         return ModelProfile(
-            embedding=_profiled(embedding, rest),
-            layers=tuple(_profiled(stage, own[i]) for i, stage in enumerate(layers)),
-            head=_profiled(head, at_head),
+            embedding=_profiled(embedding, rest, numbers[:first]),
+            layers=_layers(layers, own, numbers[first:last]),
+            head=_profiled(head, at_head, numbers[last:]),
             stored=held,
             dropped=held,
             boundary_bytes=layers[0].x if layers else 0,
         )
 
 
-def _profiled(stage: Stage, parameters: tuple[Parameter, ...]) -> LayerProfile:
-    return LayerProfile(kind=stage.kind, saved=(), shared=(), stage=stage, once=0, parameters=parameters, flops=stage.r)
+def _layers(
+    stages: Sequence[Stage], own: Sequence[tuple[Parameter, ...]], numbers: Sequence[StageNumbers]
+) -> tuple[LayerProfile, ...]:
+    """Every layer; equal ones share one profile."""
+    known: dict[tuple[int, Stage], LayerProfile] = {}
+    found = []
+    for stage, parameters, number in zip(stages, own, numbers, strict=True):
+        key = id(parameters), replace(stage, name=stage.kind)
+        if key not in known:
+            known[key] = _profiled(stage, parameters, [number])
+        found.append(known[key])
+    return tuple(found)
+
+
+def _profiled(stage: Stage, parameters: tuple[Parameter, ...], numbers: Sequence[StageNumbers]) -> LayerProfile:
+    """`numbers`: of the traced stages that it joins."""
+    ascent = _ascent(numbers, parameters)
+    return LayerProfile(
+        kind=stage.kind,
+        saved=(),
+        shared=(),
+        stage=stage,
+        once=0,
+        parameters=parameters,
+        flops=stage.r,
+        ascent=ascent,
+        ascent_again=ascent,
+    )
+
+
+def _ascent(numbers: Sequence[StageNumbers], parameters: tuple[Parameter, ...]) -> Ascent:
+    """How high the backward of stages in a row stands between the gradients of these parameters."""
+    by_name = {p.name: p for p in parameters}
+    unknown = Ascent(None, tuple(p for p in parameters if p.trainable))
+    tops, lows, gradients, kept = [0], list[int](), list[Parameter](), sum(one.x + one.s for one in numbers)
+    for one in reversed(numbers):
+        climb = one.climb
+        if climb is None or any(name not in by_name for name in climb.parameters):
+            return unknown
+        base = kept + one.x_out
+        tops[-1] = max(tops[-1], base + climb.tops[0])
+        tops += [base + top for top in climb.tops[1:]]
+        lows += [base + low for low in climb.lows]
+        gradients += [by_name[name] for name in climb.parameters]
+        kept -= one.x + one.s
+    if len(gradients) != len(unknown.gradients):
+        return unknown
+    return climbed(tops, tuple(gradients), lows)
 
 
 def _by_layer(weights: Sequence[Weights]) -> dict[str, tuple[Parameter, ...]]:

@@ -21,12 +21,17 @@ def embed(m: Scope, ids: Tensor, vocabulary: int, hidden: int) -> Tensor:
     return leave(m, out) if m.mesh.tp > 1 else out
 
 
-def rope_tables(m: Scope, batch: int, length: int, dim: int, dtype: DType, *, joined: bool = True) -> Tables:
+def rope_tables(
+    m: Scope, batch: int, length: int, dim: int, dtype: DType, *, joined: bool = True, prefix: str = ""
+) -> Tables:
     """cos and sin [batch, T, dim] (LlamaRotaryEmbedding.forward): computed in fp32, kept in the model's type.
 
-    joined: each table holds its numbers twice; gpt-oss's do not and are half as wide.
+    joined: each table holds its numbers twice; gpt-oss's do not and are half as wide. prefix: of the names of the
+    buffers they are made from.
     """
     tape = m.tape
+    for name in (prefix + "inv_freq", prefix + "original_inv_freq"):
+        tape.buffer(name, dim // 2, FP32)
     freqs = tape.empty((batch, length, dim // 2), FP32, "mul")
     emb = tape.empty((batch, length, dim), FP32, "cat") if joined else freqs
     cos = _scaled(emb, "cos")

@@ -114,7 +114,10 @@ def _tables(m: Scope, model: Model, run: Run) -> dict[bool, Tables]:
     made = {}
     for local in sorted(kinds or {False}):
         joined = model.rope.style != "half_tables"
-        tables = m.call("rotary_emb", head.rope_tables, batch, run.local_length, dim, dtype, joined=joined)
+        prefix = ("sliding_attention_" if local else "full_attention_") if model.rope.local else ""
+        tables = m.call(
+            "rotary_emb", head.rope_tables, batch, run.local_length, dim, dtype, joined=joined, prefix=prefix
+        )
         made[local] = tables
         for table in tables:
             table.storage.owner = "shared:rope_local" if local else "shared:rope"
@@ -131,7 +134,10 @@ def embed(m: Scope, ids: Tensor, model: Model) -> Tensor:
 
 def _embed_tokens(m: Scope, ids: Tensor, model: Model) -> Tensor:
     hidden = head.embed(m, ids, model.vocab_size, model.hidden_size)
-    return mul_scalar(hidden) if model.embedding.scaled == "module" else hidden
+    if model.embedding.scaled != "module":
+        return hidden
+    m.tape.buffer("embed_scale", 1, FP32)
+    return mul_scalar(hidden)
 
 
 @dataclass(frozen=True, slots=True)

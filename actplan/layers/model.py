@@ -124,7 +124,7 @@ class _Stepper:
     def __init__(self, tape: Tape, stages: list[StageTrace]) -> None:
         self.tape, self.stages = tape, stages
         self.current: int | None = None
-        self.flops = self.replayed = self.gradients = self.postponed = 0
+        self.flops = self.replayed = self.accumulated = self.postponed = 0
 
     def begin(self, stage: int) -> None:
         tape = self.tape
@@ -154,14 +154,16 @@ class _Stepper:
         if self.current is not None:
             trace = self.stages[self.current]
             trace.backward_event = tape.meter.peak_event
-            trace.replay_peak, trace.plain_peak = tape.meter.replay_peak, tape.meter.plain_peak
+            trace.replay, trace.plain, trace.lows = tape.meter.replay, tape.meter.plain, tape.meter.lows
+            trace.plain_before = tape.meter.plain_before
+            trace.accumulated = tape.accumulated[self.accumulated :]
             trace.backward_peak, trace.backward_end = tape.meter.mark(), tape.meter.live
             trace.replayed_flops = tape.replayed_flops - self.replayed
-            trace.gradient_bytes = tape.gradient_bytes - self.gradients
             trace.postponed = tape.postponed_bytes - self.postponed
         else:
+            tape.meter.gone = 0
             tape.meter.mark()
-        self.replayed, self.gradients, self.current = tape.replayed_flops, tape.gradient_bytes, stage
+        self.replayed, self.accumulated, self.current = tape.replayed_flops, len(tape.accumulated), stage
         self.postponed = tape.postponed_bytes
         if stage is not None:
             self.stages[stage].reached = True

@@ -130,7 +130,8 @@ def sigmoid_router(m: Scope, hidden: Tensor, spec: Moe) -> Routed:
     weight = m.tape.parameter(f"{m.tape.path}.weight", (spec.num_experts, hidden.shape[-1]), FP32)
     router_logits = matrix_product(to(hidden, FP32), weight)
     scores = sigmoid(router_logits)
-    choice = add_scalar(scores)  # the correction bias is a buffer
+    m.tape.buffer("e_score_correction_bias", spec.num_experts, FP32)
+    choice = add_scalar(scores)
     groups, members = spec.n_group, spec.num_experts // spec.n_group
     group_scores = sum_dim(topk(view(choice, -1, groups, members), 2)[0], -1)
     group_idx = topk(group_scores, spec.topk_group)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import InputError
@@ -24,6 +24,18 @@ class SavedRow:
     count: int
     reason: str
     released: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """A stage's backward between the gradients that are accumulated in it, as transients of `tb`'s kind.
+
+    tops: before the first, between the first and the second, and so on. lows: right after each of them.
+    """
+
+    parameters: tuple[str, ...]
+    tops: tuple[int, ...]
+    lows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class StageNumbers:
     td: int | None
     saved_bytes: int
     saved: tuple[SavedRow, ...]
+    climb: Climb | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +164,7 @@ class _Kind:
         self.tf = max((value(t) for t in stage.forward_transients), default=0)
         self.tb = max((value(t) for t in stage.backward_transients), default=0)
         self.td = max((value(t) for t in stage.once_transients), default=None)
+        self.climb = _climb(stage, value)
         self.flops = value(stage.forward_flops), value(stage.backward_flops), value(stage.tail_flops)
         self.rows = [
             (row, tuple(value(size) for size in row.shape), value(row.bytes), value(row.count)) for row in stage.saved
@@ -170,5 +184,17 @@ class _Kind:
         x, x_out, s, held = self.numbers
         return StageNumbers(
             path, self.name, self.stage.role, x, x_out, s, self.tf, self.tb, self.stage.gradient_bytes, held,
-            *self.flops, self.td, sum(row.bytes * row.count for row in rows), tuple(rows),
+            *self.flops, self.td, sum(row.bytes * row.count for row in rows), tuple(rows), self.climb,
         )  # fmt: skip
+
+
+def _climb(stage: Stage, value: Callable[[str], int]) -> Climb | None:
+    """None where it was not recorded."""
+    if not stage.before_gradients:
+        return None
+    spans = [stage.before_gradients, *(gradient.then for gradient in stage.gradients)]
+    return Climb(
+        tuple(gradient.parameter for gradient in stage.gradients),
+        tuple(max(map(value, span)) for span in spans),
+        tuple(value(gradient.low) for gradient in stage.gradients),
+    )

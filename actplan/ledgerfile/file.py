@@ -88,6 +88,9 @@ def _sizes(stage: Stage) -> Iterator[str]:
         stage.backward_flops,
         stage.tail_flops,
     )
+    yield from stage.before_gradients
+    for gradient in stage.gradients:
+        yield from (gradient.low, *gradient.then)
     for row in stage.saved:
         yield from (*row.shape, row.bytes, row.count)
 

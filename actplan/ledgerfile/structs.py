@@ -26,10 +26,23 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     released: bool = False
 
 
+class Accumulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A parameter's gradient, from when it is accumulated and left out of the transients.
+
+    low: the transient at that moment. then: the largest until the next gradient is. As for all transients of a stage,
+    several mean the largest at each size.
+    """
+
+    parameter: str
+    low: str
+    then: list[str]
+
+
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One kind of stage. Several transients mean: the largest of them, at each size. tail_flops: of the forward, those
     after the last tensor that it saves, which a checkpoint never runs again. once_transients: of a forward that keeps
-    nothing, beside its input and output."""
+    nothing, beside its input and output. before_gradients: of the backward before its first gradient is accumulated;
+    gradients: in the order in which they are, none where that was not recorded."""
 
     role: str
     saved: list[Row]
@@ -44,6 +57,8 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     backward_flops: str
     tail_flops: str = "0"
     once_transients: list[str] = []
+    before_gradients: list[str] = []
+    gradients: list[Accumulated] = []
     approximate: bool = False
 
 

@@ -36,7 +36,7 @@ def is_weight(edge: Edge | None) -> bool:
     while edge is not None:
         node = edge.node
         if not node.edges:
-            return not isinstance(node.extra, Tensor | tuple)
+            return isinstance(node.extra, Tensor) and node.extra.parameter is not None
         edge = node.edges[0] if len(node.edges) == 1 else None
     return False
 

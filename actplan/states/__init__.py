@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+from ..autograd.meter import rounded
 from ..errors import InputError
 from ..mesh import Mesh
-from ..optimizers import Stepped
-from ..profile import ModelProfile
+from ..optimizers import SCALAR, AdamW, Stepped
+from ..profile import ModelProfile, Parameter
 from ..recipes import Recipe
 from ..sharding import Ddp, Fsdp, MegatronDdp, Zero
-from ..units import FP32
+from ..units import FP32, INT64
 from .buffers import communication, pipeline_buffers, pools
+from .fsdp import Gathering, fsdp_of
 from .result import (
     ALWAYS,
     AT_STEP,
@@ -28,7 +30,7 @@ from .result import (
     Phase,
     States,
 )
-from .shards import Piece, bucket_padding, padded, pieces
+from .shards import Piece, bucket_padding, padded, piece, pieces, stored_dtype
 from .units import PipelineSplit, Unit, chunk_layers, stage_chunks, units_of
 
 _FOUR_BIT_SOURCE = "bitsandbytes/functional.py: quantize_4bit"
@@ -58,8 +60,9 @@ def states(
     padding = bucket_padding(chunks, recipe, mesh, stage == 0)
     lines = [
         *_parameters(held, recipe, padding),
-        *_gradients(held, recipe, padding),
+        *_gradients(own, held, recipe, mesh, padding),
         *_optimizer(held, recipe),
+        *_loss_scale(recipe),
         *communication(own, recipe, mesh),
     ]
     if mesh.pp > 1:
@@ -69,6 +72,20 @@ def states(
     shards = sum(line.nbytes for line in lines if line.category == "gradients" and line.own_pool)
     streams = pools(own, recipe, mesh, shards)
     return States(tuple(line for line in lines if line.nbytes), _host_bytes(held, recipe), paged, streams)
+
+
+def step_lines(tokens: int, buffers: int) -> list[Line]:
+    """What a step needs beside states: its token ids, and what modules hold that is no parameter.
+
+    Args:
+        tokens: of one micro-batch on this rank. buffers: bytes, as the allocator counts them.
+    """
+    reason = "token ids of a micro-batch, int64, which are its labels too"
+    ids = Line(
+        "workspace", "token ids", rounded(INT64.itemsize * tokens), ALWAYS, reason, "torch.utils.data.DataLoader"
+    )
+    reason = "buffers of modules: the frequencies that position tables are made from, scales, routers' biases"
+    return [ids, Line("workspace", "buffers", buffers, ALWAYS, reason, "torch.nn.Module.register_buffer")]
 
 
 def _parameters(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line]:
@@ -103,7 +120,7 @@ def _is_cast(piece: Piece, recipe: Recipe) -> bool:
 def _frozen(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
     frozen, base = [p for p in held if not p.parameter.trainable], recipe.base
     packed = [p for p in frozen if p.parameter.stored_bytes is not None]
-    size = sum(p.weight * p.stored.itemsize for p in frozen if p.parameter.stored_bytes is None)
+    size = sum(p.weight_bytes for p in frozen if p.parameter.stored_bytes is None)
     lines = [Line("parameters", "frozen weights", size, ALWAYS, "weights that are not trained", recipe.source)]
     if base is not None and packed:
         size = sum(base.packed_bytes(p.weight) for p in packed)
@@ -116,22 +133,30 @@ def _frozen(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
     return lines
 
 
-def _gradients(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line]:
-    sizes = [p.gradient * _gradient_itemsize(p, recipe) for p in held]
+def _gradients(own: Sequence[Unit], held: Sequence[Piece], recipe: Recipe, mesh: Mesh, padding: int) -> list[Line]:
+    sizes = [_gradient_bytes(p, recipe) for p in held]
     if gradients_on_host(recipe):
         return []  # each is copied to the host as soon as it is reduced
     if recipe.optimizer_in_backward:
         reason = "one gradient at a time: each is stepped on and freed in its accumulation hook"
         source = "torch.Tensor.register_post_accumulate_grad_hook"
-        return [Line("gradients", "gradient in use", max(sizes, default=0), DURING_BACKWARD, reason, source)]
-    kept = recipe.buffered or recipe.accumulation_steps > 1
+        largest = max(sizes, default=0)
+        moving = DURING_BACKWARD
+        return [Line("gradients", "gradient in use", largest, DURING_BACKWARD, reason, source, moving=moving)]
+    divided, kept = fsdp_of(recipe), gradients_stay(recipe, mesh)
+    if isinstance(recipe.sharding, Fsdp) and divided is not None:
+        sizes = [one.shard for one in Gathering(own, recipe, divided, mesh).groups]
     phases = ALWAYS if kept else GRADIENTS
     if isinstance(recipe.sharding, Zero):
         phases = phases - {"after_step"}  # DeepSpeed frees its averaged gradients in the step
     pool = isinstance(recipe.sharding, Fsdp)
     extra = 0 if _fully_sharded(recipe) else padding * recipe.gradients.itemsize
     reason = f"gradients in {recipe.gradients}" + (", in one buffer throughout the run" if recipe.buffered else "")
-    lines = [Line("gradients", "gradients", sum(sizes) + extra, phases, reason, recipe.source, own_pool=pool)]
+    moving = frozenset[Phase]() if kept else DURING_BACKWARD
+    line = Line(
+        "gradients", "gradients", sum(sizes) + extra, phases, reason, recipe.source, own_pool=pool, moving=moving
+    )
+    lines = [line]
     if recipe.step_gradients is not None:
         copies = sum(p.stepped for p in held) * recipe.step_gradients.itemsize
         until = frozenset[Phase](("optimizer_step", "after_step")) if recipe.step_gradients_stay else AT_STEP
@@ -153,26 +178,37 @@ def gradients_on_host(recipe: Recipe) -> bool:
     return recipe.offload.parameters
 
 
-def gradient_bytes(unit: Unit, recipe: Recipe, mesh: Mesh) -> int:
-    """What one unit's gradients add on this rank when its backward has run."""
-    return sum(piece.gradient * _gradient_itemsize(piece, recipe) for piece in pieces(unit, recipe, mesh))
+def gradients_stay(recipe: Recipe, mesh: Mesh) -> bool:
+    """Whether gradients are allocated all through a step, the first one's forward perhaps apart."""
+    views = isinstance(recipe.sharding, Ddp) and recipe.sharding.bucket_view and mesh.data_ranks > 1
+    return recipe.buffered or recipe.zeroed or recipe.accumulation_steps > 1 or views
 
 
-def _gradient_itemsize(piece: Piece, recipe: Recipe) -> int:
+def gradient_bytes(p: Parameter, recipe: Recipe, mesh: Mesh) -> int:
+    """What the gradient of one parameter takes on this rank once it is accumulated."""
+    return _gradient_bytes(piece(p, recipe, mesh), recipe)
+
+
+def _gradient_bytes(one: Piece, recipe: Recipe) -> int:
+    return one.allocated(one.gradient * _gradient_itemsize(one, recipe))
+
+
+def _gradient_itemsize(one: Piece, recipe: Recipe) -> int:
     if isinstance(recipe.sharding, Fsdp) or recipe.buffered:
         return recipe.gradients.itemsize
     if recipe.frozen is not None and isinstance(recipe.sharding, Ddp):
-        return piece.stored.itemsize
-    return max(recipe.gradients.itemsize, FP32.itemsize) if piece.stored == FP32 else recipe.gradients.itemsize
+        return one.stored.itemsize
+    return max(recipe.gradients.itemsize, FP32.itemsize) if one.stored == FP32 else recipe.gradients.itemsize
 
 
 def _stepped(held: Sequence[Piece], recipe: Recipe) -> list[Stepped]:
     tensors: list[Stepped] = []
-    for piece in held:
-        if piece.stepped:
-            dtype = recipe.master or piece.stored
+    for one in held:
+        if one.stepped:
+            dtype = recipe.master or one.stored
             gradient = recipe.step_gradients or recipe.gradients
-            tensors.append(Stepped(piece.parameter.name, piece.parameter.shape, piece.stepped, dtype, gradient))
+            p = one.parameter
+            tensors.append(Stepped(p.name, p.shape, one.stepped, dtype, gradient, one.alone))
     return tensors
 
 
@@ -181,19 +217,48 @@ def _optimizer(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
     lines: list[Line] = []
     if not recipe.offload.optimizer:
         if recipe.master is not None:
-            master = sum(p.stepped for p in held if p.stored != recipe.master) * recipe.master.itemsize
-            reason = f"{recipe.master} copy of the weights that the optimizer steps on"
+            master = sum(p.stepped * recipe.master_itemsize(p.stored) for p in held)
+            what = "the 16 bits that the weights have not of the" if recipe.remainders else "the"
+            reason = f"{what} {recipe.master} copy of the weights that the optimizer steps on"
             lines.append(Line("optimizer", "master weights", master, ALWAYS, reason, recipe.source))
         moments = optimizer.state_bytes(tensors)
         reason = f"{optimizer.name}, from the first step on"
-        lines.append(Line("optimizer", "states", moments, ALWAYS, reason, optimizer.source, from_first_step=True))
+        lines.append(Line("optimizer", "states", moments, ALWAYS, reason, optimizer.source, born="optimizer_step"))
         step = optimizer.step_bytes(tensors)
         if recipe.optimizer_in_backward:
             step = max((optimizer.step_bytes([t]) for t in tensors), default=0)
         phases = DURING_BACKWARD if recipe.optimizer_in_backward else AT_STEP
+        moving = frozenset[Phase]() if phases is AT_STEP else phases
         reason = f"temporaries of {optimizer.name}"
-        lines.append(Line("workspace", "optimizer temporaries", step, phases, reason, optimizer.source))
+        line = Line("workspace", "optimizer temporaries", step, phases, reason, optimizer.source, moving=moving)
+        lines.append(line)
     return lines
+
+
+def whole_gradient(p: Parameter, recipe: Recipe) -> int:
+    """The gradient of one parameter in the type of its products, before it is reduced; 0 where it goes to a buffer."""
+    if recipe.buffered:
+        return 0
+    return rounded(p.numel * min(recipe.compute.itemsize, stored_dtype(p, recipe).itemsize))
+
+
+def stepped_bytes(p: Parameter, recipe: Recipe, mesh: Mesh) -> int:
+    """The optimizer's temporaries while it steps on this parameter alone."""
+    return recipe.optimizer.step_bytes(_stepped([piece(p, recipe, mesh)], recipe))
+
+
+def _loss_scale(recipe: Recipe) -> list[Line]:
+    """torch.amp.GradScaler's tensors of one number; its first loss is scaled when the forward is over."""
+    if not recipe.scaled:
+        return []
+    source = "torch/amp/grad_scaler.py: _lazy_init_scale_growth_tracker, unscale_, step"
+    fused = isinstance(recipe.optimizer, AdamW) and recipe.optimizer.implementation == "fused"
+    reason = "the scale of the loss and the number of steps since it grew"
+    found = "whether a gradient is not finite" + (", once more for the fused optimizer" if fused else "")
+    return [
+        Line("workspace", "loss scale", 2 * SCALAR, ALWAYS, reason, source, born="backward"),
+        Line("workspace", "overflow found", (2 if fused else 1) * SCALAR, AT_STEP, found, source),
+    ]
 
 
 def _host_bytes(held: Sequence[Piece], recipe: Recipe) -> int:
@@ -207,7 +272,7 @@ def _host_bytes(held: Sequence[Piece], recipe: Recipe) -> int:
         tensors = _stepped(held, recipe)
         total += recipe.optimizer.state_bytes(tensors) + recipe.optimizer.paged_bytes(tensors)
         if recipe.master is not None:
-            total += sum(p.stepped for p in held if p.stored != recipe.master) * recipe.master.itemsize
+            total += sum(p.stepped * recipe.master_itemsize(p.stored) for p in held)
         if isinstance(recipe.sharding, Zero) or not recipe.offload.parameters:
             total += sum(p.stepped for p in held) * FP32.itemsize  # fp32 gradients of the CPU optimizer
     return total
@@ -217,6 +282,7 @@ __all__ = [
     "CATEGORIES",
     "PHASES",
     "Category",
+    "Gathering",
     "InputError",
     "Line",
     "Phase",
@@ -224,10 +290,15 @@ __all__ = [
     "States",
     "Unit",
     "chunk_layers",
+    "fsdp_of",
     "gradient_bytes",
     "gradients_on_host",
+    "gradients_stay",
     "padded",
     "stage_chunks",
     "states",
+    "step_lines",
+    "stepped_bytes",
     "units_of",
+    "whole_gradient",
 ]

@@ -30,10 +30,11 @@ class Line:
 
     Attributes:
         phases: when it is alive.
-        from_first_step: it appears at the first optimizer step, as moments do.
+        born: the phase of the first step in which it appears: `optimizer_step` for an optimizer's moments.
         own_pool: allocated on a stream of its own, and so in one of the state's `pools`.
         high: the upper end, where only a range is known; `nbytes` is what is expected.
         moments: of the backward, in which it is alive.
+        moving: phases in which how much of it is alive follows from what runs at the moment; `nbytes` is the most.
     """
 
     category: Category
@@ -42,10 +43,11 @@ class Line:
     phases: frozenset[Phase]
     reason: str
     source: str = ""
-    from_first_step: bool = False
+    born: Phase = "forward_loss"
     own_pool: bool = False
     high: int | None = None
     moments: tuple[Moment, ...] = MOMENTS
+    moving: frozenset[Phase] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,16 @@ class States:
         lines = self._alive(phase, first_step, moment or self._fullest(phase, first_step))
         return sum(line.nbytes for line in lines if line.category == category)
 
+    def settled_bytes(self, category: Category, phase: Phase, *, pooled: bool = False) -> int:
+        """What of a category is alive all through a phase; `pooled`: that of it which lies in the pools."""
+        lines = (line for line in self.lines if line.category == category and phase in line.phases - line.moving)
+        return sum(line.nbytes for line in lines if line.own_pool or not pooled)
+
+    def unborn_bytes(self, phase: Phase) -> int:
+        """What of a phase is not there yet in the first step."""
+        at = PHASES.index(phase)
+        return sum(line.nbytes for line in self.lines if phase in line.phases and at < PHASES.index(line.born))
+
     def total_bytes(self, phase: Phase, *, first_step: bool = False) -> int:
         """All categories in one phase."""
         return sum(line.nbytes for line in self._alive(phase, first_step, self._fullest(phase, first_step)))
@@ -92,10 +104,10 @@ class States:
         return max(MOMENTS, key=lambda one: sum(line.nbytes for line in self._alive(phase, first_step, one)))
 
     def _alive(self, phase: Phase, first_step: bool, moment: Moment) -> Iterable[Line]:
-        unborn = first_step and phase in ("forward_loss", "backward")
         for line in self.lines:
+            unborn = first_step and PHASES.index(phase) < PHASES.index(line.born)
             gone = phase == "backward" and moment not in line.moments
-            if phase in line.phases and not gone and not (unborn and line.from_first_step):
+            if phase in line.phases and not gone and not unborn:
                 yield line
 
     @property

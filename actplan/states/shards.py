@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm, prod
 
+from ..autograd.meter import rounded
 from ..mesh import Mesh
 from ..profile import Parameter
 from ..recipes import Recipe
@@ -21,17 +22,25 @@ def padded(count: int, multiple: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One parameter on one rank: values held as weight, as gradient, and stepped on by the optimizer."""
+    """One parameter on one rank: values held as weight, as gradient, and stepped on by the optimizer.
+
+    alone: whether each of these is allocated on its own, not as a part of one buffer.
+    """
 
     parameter: Parameter
     stored: DType
     weight: int
     gradient: int
     stepped: int
+    alone: bool = False
 
     @property
     def weight_bytes(self) -> int:
-        return self.weight * self.stored.itemsize
+        return self.allocated(self.weight * self.stored.itemsize)
+
+    def allocated(self, nbytes: int) -> int:
+        """`nbytes` as the allocator counts them."""
+        return rounded(nbytes) if self.alone else nbytes
 
 
 def stored_dtype(parameter: Parameter, recipe: Recipe) -> DType:
@@ -52,16 +61,17 @@ def ranks_of(parameter: Parameter, mesh: Mesh) -> int:
 
 def pieces(unit: Unit, recipe: Recipe, mesh: Mesh) -> tuple[Piece, ...]:
     """Each parameter of a unit on one rank, without bucket padding (see `bucket_padding`)."""
-    return tuple(_piece(p, recipe, mesh) for p in unit.parameters)
+    return tuple(piece(p, recipe, mesh) for p in unit.parameters)
 
 
-def _piece(p: Parameter, recipe: Recipe, mesh: Mesh) -> Piece:
+def piece(p: Parameter, recipe: Recipe, mesh: Mesh) -> Piece:
+    """One parameter on one rank."""
     by = shard_divisors(recipe.sharding, ranks_of(p, mesh))
     stored, full = stored_dtype(p, recipe), p.numel
     if isinstance(recipe.sharding, Fsdp):
         shard = fsdp_shard(p.shape, by.parameters)
         trained = shard if p.trainable else 0
-        return Piece(p, stored, shard, trained, trained)
+        return Piece(p, stored, shard, trained, trained, alone=True)
     divided = recipe.sharding
     if isinstance(divided, Zero) and divided.stage == 3:
         weight = full if full < divided.persistence_threshold else -(-full // by.parameters)
@@ -69,9 +79,10 @@ def _piece(p: Parameter, recipe: Recipe, mesh: Mesh) -> Piece:
         weight = full  # frozen weights are in no buffer
     else:
         weight = -(-full // by.parameters)
+    alone = isinstance(divided, Ddp)
     if not p.trainable:
-        return Piece(p, stored, weight, 0, 0)
-    return Piece(p, stored, weight, -(-full // by.gradients), -(-full // by.optimizer))
+        return Piece(p, stored, weight, 0, 0, alone)
+    return Piece(p, stored, weight, -(-full // by.gradients), -(-full // by.optimizer), alone)
 
 
 def fsdp_shard(shape: tuple[int, ...], ranks: int) -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ..errors import InputError
-from ..ledgerfile import Row, Stage, parse
+from ..ledgerfile import Accumulated, Row, Stage, parse
 from .polynomial import Point, Poly, add, approximate, fit_size, fit_sum, largest, multiply, text
 from .result import Event, SavedTensor, StageRecord, TraceResult
 
@@ -32,6 +32,7 @@ def fit_stage(
     beside = add(fit.total(records, lambda r: r.beside), x_out, signs=[1, -1])
     unkept = [add(p, beside) for p in fit.prefixes(once)] if role == "layer" and all(once) else []
     name = records[0].name
+    before, gradients = _gradients(fit, records, pending, name if role == "layer" else "")
     return Stage(
         role=role,
         saved=_rows(samples, fit, index, name if role == "layer" else "", shared),
@@ -42,12 +43,39 @@ def fit_stage(
         forward_transients=[text(p) for p in largest(forward)],
         backward_transients=[text(p) for p in largest(backward)],
         once_transients=[text(p) for p in largest(unkept)] if unkept else [],
+        before_gradients=before,
+        gradients=gradients,
         gradient_bytes=records[0].gradient_bytes,
         forward_flops=text(fit.number([r.forward_flops for r in records])),
         backward_flops=text(fit.number([r.backward_flops for r in records])),
         tail_flops=text(fit.number([r.tail_flops for r in records])),
         approximate=fit.approximate,
     )
+
+
+def _gradients(
+    fit: _Fitter, records: Sequence[StageRecord], pending: Poly, prefix: str
+) -> tuple[list[str], list[Accumulated]]:
+    """The transients of the backward between the gradients that are accumulated in it; nothing where the steps vary
+    with size."""
+    lists = [r.backward_events for r in records]
+    marks = records[0].accumulated
+    if not _aligned(lists) or any(r.accumulated != marks for r in records[1:]):
+        return [], []
+    total, spans, at = pending, [[pending]], list[Poly]()
+    steps = list(zip(*lists, strict=True))
+    ends = [index for index, _ in marks]
+    for i in range(len(steps) + 1):
+        for _ in range(ends.count(i)):
+            spans.append([total])
+            at.append(total)
+        if i < len(steps):
+            total = add(total, fit.event(steps[i]))
+            spans[-1].append(total)
+    names = [path[len(prefix) + 1 :] if prefix else path for _, path in marks]
+    tops = [[text(p) for p in largest(span)] for span in spans]
+    gradients = [Accumulated(*one) for one in zip(names, map(text, at), tops[1:], strict=True)]
+    return tops[0], gradients
 
 
 def same_at_batch_one(one: Stage, many: Stage) -> bool:

@@ -108,6 +108,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.turns: list[Turn] = []
         self.packed: list[Packed] = []
         self.gradients: dict[int, int] = {}
+        self.accumulated: list[tuple[int, Any]] = []
+        """Where on the tape which parameter's gradient had become its `.grad`."""
         self.flops = Flops()
         self.hints: dict[str, int] = {}
         self.phase = "forward"
@@ -239,6 +241,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if key not in self.excluded and block is not None:
             self.gradients[self._stage] = self.gradients.get(self._stage, 0) + block.bytes
         self.excluded.add(key)
+        self.accumulated.append((len(self.tape), parameter))
 
     def _accumulated(self, args: Any, out: Any) -> None:
         """The engine adds a second gradient into the first in place, if nothing else holds it.

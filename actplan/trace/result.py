@@ -101,6 +101,8 @@ class StageRecord:
     """What is alive when the stage's backward begins, against `kept_bytes` and the output."""
     forward_events: tuple[Event, ...] = field(default=(), repr=False)
     backward_events: tuple[Event, ...] = field(default=(), repr=False)
+    accumulated: tuple[tuple[int, str], ...] = field(default=(), repr=False)
+    """After how many of the backward's events the gradient of which parameter is accumulated."""
 
 
 @dataclass(frozen=True, slots=True)

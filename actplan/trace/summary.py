@@ -134,6 +134,7 @@ def stage_records(recorder: Recorder, model: Any) -> tuple[StageRecord, ...]:
         for stack, names in layer_kinds(model).items()
         for path, kind in zip(stacks(model)[stack], names, strict=True)
     }
+    paths = {id(parameter): path for path, parameter in model.named_parameters()}
     live = _running(recorder)
     ends = [mark.index for mark in recorder.marks[1:]] + [recorder.end_index]
     turns = _turn_spans(recorder)
@@ -143,7 +144,8 @@ def stage_records(recorder: Recorder, model: Any) -> tuple[StageRecord, ...]:
         out = recorder.marks[i + 1].tensor if i + 1 < len(recorder.marks) else None
         kept, held = _kept(recorder.blocks, end, recorder.end_index, out)
         cut = _Cut(mark, end, out, kept, held, before)
-        records.append(_record(recorder, cut, live, turns.get(i, []), kind=kinds.get(mark.name, mark.name), i=i))
+        kind = kinds.get(mark.name, mark.name)
+        records.append(_record(recorder, cut, live, turns.get(i, []), paths, kind=kind, i=i))
         before = kept
     return tuple(records)
 
@@ -167,7 +169,14 @@ def forward_events(recorder: Recorder) -> tuple[tuple[Event, ...], ...]:
 
 
 def _record(
-    recorder: Recorder, cut: _Cut, live: list[int], spans: list[tuple[int, int]], *, kind: str, i: int
+    recorder: Recorder,
+    cut: _Cut,
+    live: list[int],
+    spans: list[tuple[int, int]],
+    paths: dict[int, str],
+    *,
+    kind: str,
+    i: int,
 ) -> StageRecord:
     blocks, start = recorder.blocks, cut.mark.index
     entry = spans[0][0] if spans else recorder.end_index
@@ -195,7 +204,23 @@ def _record(
         pending=_of(blocks, at_entry - resident) + _of(blocks, resident - at_entry, -1),
         forward_events=_events(recorder, [(start, cut.end)]),
         backward_events=_events(recorder, spans),
+        accumulated=_accumulated(recorder, spans, paths),
     )
+
+
+def _accumulated(
+    recorder: Recorder, spans: list[tuple[int, int]], paths: dict[int, str]
+) -> tuple[tuple[int, str], ...]:
+    """The gradients accumulated within these stretches of the tape."""
+    found, before = [], 0
+    for first, last in spans:
+        found += [
+            (before + at - first, paths[id(parameter)])
+            for at, parameter in recorder.accumulated
+            if first < at <= last and id(parameter) in paths
+        ]
+        before += last - first
+    return tuple(found)
 
 
 def _running(recorder: Recorder) -> list[int]:

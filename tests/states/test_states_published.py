@@ -41,6 +41,7 @@ def test_zero_paper_figure_1(stage: int, gigabytes: float) -> None:
     [
         ("megatron-bf16", 18, 18),
         ("megatron-bf16-dist", 18, 6 + 12 / 64),
+        ("megatron-bf16-aware", 10, 4 + 6 / 64),
         ("megatron-fp32", 16, 16),
         ("zero-3", 16, 16 / 64),
         ("fsdp", 16, 16 / 64),
@@ -50,7 +51,8 @@ def test_zero_paper_figure_1(stage: int, gigabytes: float) -> None:
     ],
 )
 def test_bytes_per_parameter(name: str, one: float, many: float) -> None:
-    """Megatron-LM, dist_optimizer.md: 18, and 6 + 12/d; torch.optim: states like parameters."""
+    """Megatron-LM, dist_optimizer.md: 18, and 6 + 12/d; optimizer_config.py: gradients, moments and the rest of the
+    master weights in 16 bits; torch.optim: states like parameters."""
     recipe = RECIPES[name]
     assert float(recipe.per_parameter().total) == one
     assert float(recipe.per_parameter(64).total) == many

@@ -1,0 +1,71 @@
+"""Budgets against whole training steps that PyTorch ran (tests/reference/steps.json says how)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actplan.autograd import Tape
+from actplan.cli.main import run
+from actplan.estimate.autograd import subject
+from actplan.layers import model as layers
+from actplan.profile import profile
+
+REFERENCE: dict[str, Any] = json.loads(
+    (Path(__file__).parent.parent / "reference" / "steps.json").read_text(encoding="utf-8")
+)
+RECORDS: list[dict[str, Any]] = REFERENCE["records"]
+TOLERANCE = {"tables": 0.0012}
+"""By note; all others are exact to the byte."""
+
+
+@pytest.fixture
+def out_of_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Gradients are added as under a dispatch mode."""
+    monkeypatch.setattr(layers, "Tape", partial(Tape, in_place=False))
+    profile.cache_clear()
+    subject.cache_clear()
+    yield
+    profile.cache_clear()
+    subject.cache_clear()
+
+
+def named(record: dict[str, Any]) -> str:
+    return " ".join([record["config"], *record["args"]])
+
+
+def check(record: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(REFERENCE["configs"][record["config"]]), encoding="utf-8")
+    capfd.readouterr()
+    code = run(["estimate", "--model", str(config), *record["args"], "--format", "json"])
+    out, err = capfd.readouterr()
+    assert (code, err) == (0, "")
+    found = {phase["phase"]: phase for phase in json.loads(out)["budget"]["phases"]}
+    tolerance = TOLERANCE.get(record.get("note", ""), 0)
+    for key, kind in (("total_bytes", "phases"), ("first_step_total_bytes", "first_step")):
+        sizes = {phase: found[phase][key] for phase in record[kind]}
+        assert sizes == pytest.approx(record[kind], rel=tolerance, abs=0)
+
+
+@pytest.mark.parametrize("record", [r for r in RECORDS if r.get("note") != "accumulates_out_of_place"], ids=named)
+def test_a_step(record: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    check(record, tmp_path, capfd)
+
+
+@pytest.mark.usefixtures("out_of_place")
+@pytest.mark.parametrize("record", [r for r in RECORDS if r.get("note") == "accumulates_out_of_place"], ids=named)
+def test_a_step_under_a_dispatch_mode(
+    record: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    check(record, tmp_path, capfd)
+
+
+def test_there_are_enough() -> None:
+    kinds = [record["kind"] for record in RECORDS]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"optimizer": 34, "fsdp": 28, "ddp": 4}
