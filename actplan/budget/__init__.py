@@ -84,12 +84,13 @@ def degrees(mesh: Mesh) -> dict[str, int]:
 
 
 def _with_first_step(plan: StagePlan, body: Body, job: Job) -> StageBudget:
-    """One stage's phases; gradients that are zeroed and not freed appear in the first step's backward."""
-    found = _stage(plan, body, job)
-    if not job.recipe.zeroed:
+    """One stage's phases; gradients that are zeroed later, and states of an optimizer that steps in backward, appear in
+    the backward of the first step."""
+    found, recipe = _stage(plan, body, job), job.recipe
+    if not (recipe.zeroed or recipe.optimizer_in_backward):
         return found
-    freed = dataclasses.replace(job.recipe, zeroed=False)
-    first = _stage(plan, body, structs.replace(job, recipe=freed))
+    freed = structs.replace(job, recipe=dataclasses.replace(recipe, zeroed=False))
+    first = _stage(plan, body, freed, first_step=True)
     phases = tuple(
         structs.replace(phase, first_step_total_bytes=other.first_step_total_bytes)
         for phase, other in zip(found.phases, first.phases, strict=True)
@@ -97,12 +98,12 @@ def _with_first_step(plan: StagePlan, body: Body, job: Job) -> StageBudget:
     return structs.replace(found, phases=phases)
 
 
-def _stage(plan: StagePlan, body: Body, job: Job) -> StageBudget:
+def _stage(plan: StagePlan, body: Body, job: Job, *, first_step: bool = False) -> StageBudget:
     run, boundary, recipe = body.run, body.profile.boundary_bytes, job.recipe_of(body.run)
     split = job.split_of(run.mesh)
     static = states(body.profile, recipe, run.mesh, stage=plan.number, split=split, boundary_bytes=boundary)
     static = dataclasses.replace(static, lines=(*static.lines, *_inputs(plan, body)))
-    chunks = [Chunk(span, plan, body, recipe, job) for span in plan.chunks]
+    chunks = [Chunk(span, plan, body, recipe, job, first_step=first_step) for span in plan.chunks]
     halved = chunks
     if plan.owed or any(held.kind == "I" for held in plan.holdings):
         halved = [Chunk(span, plan, body.split(), recipe, job) for span in plan.chunks]

@@ -45,7 +45,10 @@ class Chunk:
     made.
     """
 
-    def __init__(self, span: tuple[int, int], plan: StagePlan, body: Body, recipe: Recipe, job: Job) -> None:
+    def __init__(
+        self, span: tuple[int, int], plan: StagePlan, body: Body, recipe: Recipe, job: Job, *, first_step: bool = False
+    ) -> None:
+        """first_step: before the optimizer has ever stepped, where that is another course of things."""
         first, last = span
         self.head = plan.head and last == body.layers.count - 1
         embedding = plan.embedding and first == 0
@@ -63,11 +66,13 @@ class Chunk:
         self.ends = {i + self.shift: end + self.shift for begin, end in segments for i in range(begin, end + 1)}
         # gradients that wait for another use of their parameter; those of early exits are of hidden states
         waiting = profiles[-1].stage.g - profiles[-1].owed if self.head else 0
-        self.waiting = max(0, waiting - len(body.profile.exits) * whole.boundary(1))
+        waiting = max(0, waiting - len(body.profile.exits) * whole.boundary(1))
         self.summed = embedding
         x_out = 0 if self.head else whole.boundary(upper + 1)
         part = replace(whole, stages=whole.stages[lower : upper + 1], x_out=x_out)
-        growth = growth_of(profiles, units_of(body.profile)[lower : upper + 1], recipe, body.run.mesh)
+        units = units_of(body.profile)[lower : upper + 1]
+        growth = growth_of(profiles, units, recipe, body.run.mesh, first_step=first_step)
+        self.waiting = 0 if growth.kept else waiting  # beside gradients that are allocated throughout it is a transient
         ascents = body.ascents({layer + first: words for layer, words in keeps.items()})
         self.grown = _grown(part, profiles, growth, {i - lower + 1: one for i, one in ascents.items()})
         self.left = [sum(one.left for one in self.grown[i:]) for i in range(len(self.grown) + 1)]

@@ -22,6 +22,7 @@ from ..states import (
     gradient_bytes,
     gradients_on_host,
     gradients_stay,
+    state_bytes,
     stepped_bytes,
     whole_gradient,
 )
@@ -73,10 +74,14 @@ class Grown(msgspec.Struct, frozen=True):
 
 
 class Growth:
-    """The gradients of a recipe that grow from stage to stage, or are stepped on as soon as they are there."""
+    """The gradients of a recipe that grow from stage to stage, or are stepped on as soon as they are there.
 
-    def __init__(self, recipe: Recipe, mesh: Mesh) -> None:
+    states: the optimizer's, of one parameter, where they grow too: in the first step of one that steps in backward.
+    """
+
+    def __init__(self, recipe: Recipe, mesh: Mesh, *, first_step: bool = False) -> None:
         self.recipe, self.mesh = recipe, mesh
+        self.growing = first_step and recipe.optimizer_in_backward
         self.kept = gradients_stay(recipe, mesh) or gradients_on_host(recipe)
 
     def key(self, i: int) -> object:
@@ -118,8 +123,14 @@ class Growth:
         return Grown(grown, left, self.is_pooled(i), forward, backward.added, again.added, replay.added, chosen)
 
     def left(self, i: int, profile: LayerProfile) -> int:
-        """Gradients of a stage that are there from its backward on."""
-        return 0 if self.recipe.optimizer_in_backward else sum(self.sizes(profile.ascent))
+        """Gradients of a stage that are there from its backward on; states, where these grow."""
+        if self.recipe.optimizer_in_backward:
+            return sum(self.states(profile.ascent))
+        return sum(self.sizes(profile.ascent))
+
+    def states(self, ascent: Ascent) -> list[int]:
+        """Bytes of what the optimizer keeps for each gradient from when it has stepped on it."""
+        return [state_bytes(p, self.recipe, self.mesh) if self.growing else 0 for p in ascent.gradients]
 
     def is_pooled(self, i: int) -> bool:
         """Whether what is left of stage i lies in another stream's pool."""
@@ -153,12 +164,15 @@ class Growth:
 
     def _stepping(self, transient: int, ascent: Ascent) -> Point:
         """Each gradient is stepped on and freed when it is accumulated."""
-        points = [Point(transient, Added())]
-        lows = ascent.lows or (0,) * len(ascent.gradients)
-        for p, low in zip(ascent.gradients, lows, strict=True):
-            workspace = stepped_bytes(p, self.recipe, self.mesh)
-            own = Added(gradient_bytes(p, self.recipe, self.mesh), workspace=workspace)
-            points.append(Point(transient - low + own.total, own))
+        states = self.states(ascent)
+        more, kept = ascent.beside(states)
+        points = [Point(transient + more, Added(workspace=kept))]
+        lows, kept = ascent.lows or (0,) * len(ascent.gradients), 0
+        for p, low, own in zip(ascent.gradients, lows, states, strict=True):
+            kept += own
+            workspace = stepped_bytes(p, self.recipe, self.mesh) + kept
+            added = Added(gradient_bytes(p, self.recipe, self.mesh), workspace=workspace)
+            points.append(Point(transient - low + added.total, added))
         return _top(points)
 
 
@@ -252,7 +266,11 @@ def _grown_choice(choice: Choice, forward: Added, point: Point, left: int) -> Ch
     return replace(choice, need=choice.need + forward.held, backward=point.height - left)
 
 
-def growth_of(profiles: Sequence[LayerProfile], units: Sequence[Unit], recipe: Recipe, mesh: Mesh) -> Growth:
+def growth_of(
+    profiles: Sequence[LayerProfile], units: Sequence[Unit], recipe: Recipe, mesh: Mesh, *, first_step: bool
+) -> Growth:
     """How a recipe grows the stages of a chunk that holds these units."""
     sharding = fsdp_of(recipe)
-    return Growth(recipe, mesh) if sharding is None else FsdpGrowth(profiles, units, recipe, sharding, mesh)
+    if sharding is None:
+        return Growth(recipe, mesh, first_step=first_step)
+    return FsdpGrowth(profiles, units, recipe, sharding, mesh)

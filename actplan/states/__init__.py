@@ -223,7 +223,9 @@ def _optimizer(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
             lines.append(Line("optimizer", "master weights", master, ALWAYS, reason, recipe.source))
         moments = optimizer.state_bytes(tensors)
         reason = f"{optimizer.name}, from the first step on"
-        lines.append(Line("optimizer", "states", moments, ALWAYS, reason, optimizer.source, born="optimizer_step"))
+        # an optimizer that steps in backward has them all by its end; under FSDP they count from its beginning
+        born: Phase = "backward" if recipe.optimizer_in_backward and fsdp_of(recipe) else "optimizer_step"
+        lines.append(Line("optimizer", "states", moments, ALWAYS, reason, optimizer.source, born=born))
         step = optimizer.step_bytes(tensors)
         if recipe.optimizer_in_backward:
             step = max((optimizer.step_bytes([t]) for t in tensors), default=0)
@@ -245,6 +247,11 @@ def whole_gradient(p: Parameter, recipe: Recipe) -> int:
 def stepped_bytes(p: Parameter, recipe: Recipe, mesh: Mesh) -> int:
     """The optimizer's temporaries while it steps on this parameter alone."""
     return recipe.optimizer.step_bytes(_stepped([piece(p, recipe, mesh)], recipe))
+
+
+def state_bytes(p: Parameter, recipe: Recipe, mesh: Mesh) -> int:
+    """What the optimizer keeps of this parameter once it has stepped."""
+    return 0 if recipe.offload.optimizer else recipe.optimizer.state_bytes(_stepped([piece(p, recipe, mesh)], recipe))
 
 
 def _loss_scale(recipe: Recipe) -> list[Line]:
@@ -296,6 +303,7 @@ __all__ = [
     "gradients_stay",
     "padded",
     "stage_chunks",
+    "state_bytes",
     "states",
     "step_lines",
     "stepped_bytes",

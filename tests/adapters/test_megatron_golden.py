@@ -94,6 +94,24 @@ def test_the_excluded_case_is_refused() -> None:
         run_of(record)
 
 
+def test_the_precision_aware_optimizer() -> None:
+    """optimizer_config.py: the other 16 bits of the master weights, moments and gradients in types of their own."""
+    args = {
+        **records()[3]["args"],
+        "bf16": True,
+        "use-distributed-optimizer": True,
+        "use-precision-aware-optimizer": True,
+        "grad-reduce-in-bf16": True,
+        "exp-avg-dtype": "bf16",
+    }
+    recipe = read_megatron(args, 8).recipe
+    assert float(recipe.per_parameter(1).optimizer) == 2 + 2 + 4
+    assert float(recipe.per_parameter(1).gradients) == 2
+    assert recipe.step_gradients is None
+    whole = read_megatron({**args, "main-params-dtype": "fp16", "exp-avg-sq-dtype": "bf16"}, 8).recipe
+    assert float(whole.per_parameter(1).optimizer) == 2 + 2 + 2
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -101,6 +119,7 @@ def test_the_excluded_case_is_refused() -> None:
         ({"tensor-model-parallel-size": 3}, "8 ranks"),
         ({"pipeline-model-parallel-size": 8}, "12 layers cannot be divided into 8"),
         ({"optimizer": "adamm"}, "did you mean 'adam'"),
+        ({"use-precision-aware-optimizer": True, "optimizer": "sgd"}, "--use-precision-aware-optimizer"),
         ({"num-experts": 8, "moe-layer-freq": "[1]*3"}, "3 entries for 12 layers"),
     ],
 )

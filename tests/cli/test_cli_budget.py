@@ -367,6 +367,31 @@ def test_fsdp_as_it_is_asked_for() -> None:
     assert hybrid["parameters_bytes"] == pytest.approx(2 * plain["parameters_bytes"], rel=0.01)
 
 
+def test_gradients_that_are_zeroed_stay() -> None:
+    given = ("estimate", *SMALL, "--recipe", "bf16")
+    freed, kept = (result(*given, "--zero-grad", word)["budget"]["phases"] for word in ("none", "zeros"))
+    assert freed == result(*given)["budget"]["phases"]
+    whole = kept[2]["gradients_bytes"]
+    assert [phase["gradients_bytes"] for phase in kept] == [whole] * 3
+    assert kept[0]["total_bytes"] - freed[0]["total_bytes"] == whole
+    first = [[phase["first_step_total_bytes"] for phase in phases[:2]] for phases in (freed, kept)]
+    assert first[0] == first[1]
+
+
+def test_wrong_ways_to_zero_gradients() -> None:
+    given = ("estimate", *SMALL, "--recipe", "bf16", "--zero-grad")
+    assert "did you mean 'zeros'" in refused(*given, "zero")
+    assert "frees each gradient at once" in refused(*given, "zeros", "--optimizer-in-backward")
+
+
+def test_who_takes_the_trainers_optimizer() -> None:
+    """training_args.py: adamw_torch_fused, which needs no temporaries; torch.optim.AdamW alone takes foreach."""
+    names = {"autocast": 0, "fp16": 0, "lora": 0, "bf16": 1, "fp32": 1, "fsdp": 1}
+    for recipe, temporaries in names.items():
+        lines = result("estimate", *SMALL, "--recipe", recipe)["budget"]["lines"]
+        assert sum(line["name"] == "optimizer temporaries" for line in lines) == temporaries
+
+
 def test_microbatches_accumulate_gradients() -> None:
     one, four = (
         result("estimate", *SMALL, "--recipe", "bf16", "--microbatches", n)["budget"]["phases"] for n in ("1", "4")

@@ -112,6 +112,20 @@ def test_a_ledger_of_before_parameters_says_so(tmp_path: Path, capfd: pytest.Cap
     assert "the ledger lists no parameters" in err
 
 
+def test_a_ledger_of_before_gradients_adds_them_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It does not say when each gradient is accumulated, so that a stage's may all be there at its highest point."""
+    ledger = load_ledger(LEDGER)
+    bare = {name: replace(stage, before_gradients=[], gradients=[]) for name, stage in ledger.stages.items()}
+    write_ledger(replace(ledger, stages=bare, batch_one={}), tmp_path / "old.yaml")
+    more = ("--seq", "1k", "--batch", "2", "--recipe", "bf16", "--checkpoint", "none")
+    old, new = (
+        answer(capfd, "estimate", "--ledger", str(path), *more)[1]["budget"]["phases"]
+        for path in (tmp_path / "old.yaml", LEDGER)
+    )
+    assert [phase["total_bytes"] for phase in old[::2]] == [phase["total_bytes"] for phase in new[::2]]
+    assert old[1]["total_bytes"] > new[1]["total_bytes"]
+
+
 @pytest.mark.parametrize(
     "weights",
     [
