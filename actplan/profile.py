@@ -66,9 +66,10 @@ class LayerProfile(msgspec.Struct, frozen=True):
         passed: tables that a checkpoint which begins with it keeps among its inputs (GPT-2's mask).
         reached: whether backward comes to it (`autograd.tape.StageTrace`).
         held: bytes of it, where it keeps nothing, that live on while the next one runs forward.
-        again: FLOPs that it runs again itself, where it is a head with checkpoints of its own.
+        again: FLOPs that it runs again itself: a head with checkpoints of its own, a loss that makes its logits twice.
         owed: bytes, of `stage.g`, that a split backward keeps for the gradients of its weights.
         buffers: bytes of what its modules hold from step to step that is no parameter, as the allocator counts them.
+        formed: the parameters whose gradients its forward makes (a loss that runs its backward in chunks).
         ascent: of its backward where it is stored; ascent_again: where it was replayed; ascent_replay: of the replay.
     """
 
@@ -85,6 +86,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
     again: int = 0
     owed: int = 0
     buffers: int = 0
+    formed: tuple[Parameter, ...] = ()
     ascent: Ascent = Ascent()
     ascent_again: Ascent = Ascent()
     ascent_replay: Ascent = Ascent()
@@ -378,6 +380,8 @@ class _Measured:
             owed=trace.postponed,
             buffers=sum(size for stage, size in self.stored.tape.buffers.values() if stage == i),
             ascent=ascent(trace, points),
+            again=trace.replayed_flops if kind == HEAD else 0,
+            formed=tuple(_described(p.parameter or "", p) for p in trace.formed),
         )
 
     @staticmethod

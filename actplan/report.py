@@ -44,6 +44,7 @@ class RunInfo(Part, frozen=True):
     adapters: str | UnsetType = UNSET
     quantised: str | UnsetType = UNSET
     fake_quantised: str | UnsetType = UNSET
+    loss_chunks: int | UnsetType = UNSET
     mtp: bool | UnsetType = UNSET
     expert_imbalance: float | UnsetType = UNSET
     context_attention: str | UnsetType = UNSET

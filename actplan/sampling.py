@@ -35,7 +35,7 @@ def sample(model: Model, run: Run) -> Sample:
     """The layers of `model` that differ under `run`."""
     if run.trains_all:
         found = _sample(model, model.layers, numbered=False)
-        return _with_last(found) if run.loss == "none" else found
+        return found if run.loss_kind.is_there else _with_last(found)
     kinds: list[Hashable] = [(layer, role(run, i)) for i, layer in enumerate(model.layers)]
     first = _sample(model, kinds, numbered=True)
     fed = _fed(walk(first.model, run, numbers=first.numbers), first, run)

@@ -18,7 +18,7 @@ from .recipes import Offload, Recipe, load_recipe
 from .report import Band, Budget, Fit, PhaseBytes, Remedy
 from .running import under
 from .sharding import Ddp, MegatronDdp, Zero
-from .spec import Model, Run
+from .spec import FUSED, Model, Run
 
 FIT_ON = ("allocated", "reserved", "device")
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "communication")
@@ -156,8 +156,8 @@ def _tried(about: Plannable, change: Change, run: Run, job: Job, target: Target)
 
 def changes(model: Model, run: Run, job: Job) -> Iterator[Change]:
     """What is worth trying on a known model, the cheapest first."""
-    if run.loss == "naive":
-        yield _run("a fused loss (--loss fused)", "none: the same loss, in chunks", loss="fused")
+    if run.loss_kind.logits_sized:
+        yield _run(f"a fused loss (--loss {FUSED})", "none: the same loss, in chunks", loss=FUSED)
     if run.attention == "eager":
         yield _run("--attention flash", "none: the same attention, without T × T", attention="flash")
     if run.kernels == "hf" and model.liger:

@@ -300,9 +300,10 @@ class Tape:
         self.ledger.append(row)
         return row
 
-    def settle(self) -> None:
-        """The forward is over: what was saved for a graph that nobody holds is not kept."""
-        self.ledger = [row for row in self.ledger if any(holder() is not None for holder in row.holders)]
+    def settle(self, first: int = 0) -> None:
+        """From the row numbered `first` on: what was saved for a graph that nobody holds any more is not kept."""
+        rows = [row for row in self.ledger[first:] if any(holder() is not None for holder in row.holders)]
+        self.ledger[first:] = rows
 
     @contextmanager
     def autocasting(self, dtype: DType | None) -> Iterator[None]:
@@ -363,6 +364,10 @@ class Tape:
         else:
             self.flops += flops * self.repeat
 
+    def count_again(self, flops: int) -> None:
+        """FLOPs that a backward formula spends on what the forward had computed before."""
+        self.replayed_flops += flops * self.repeat
+
 
 class StageTrace(msgspec.Struct):
     """What one stage (embedding, a layer, the head) did to memory; bytes, absolute unless said otherwise."""
@@ -385,6 +390,8 @@ class StageTrace(msgspec.Struct):
     """As `plain` where layers below still hold the tables that are made once for all (`Meter.gone`)."""
     lows: list[int] = []
     """What is allocated right after each of them."""
+    formed: list[Tensor] = []
+    """The parameters whose gradients are accumulated in its forward."""
     accumulated: list[Tensor] = []
     """The parameters whose gradients are accumulated in its backward, in order."""
     postponed: int = 0
@@ -405,6 +412,8 @@ def _accumulate(node: Node, grads: list[Tensor]) -> tuple[()]:
     """The first gradient is taken over, not copied (torch/csrc/autograd/functions/accumulate_grad.h)."""
     leaf: Tensor = node.extra
     if leaf.parameter:
+        if any(known is leaf for known in leaf.tape.accumulated):
+            return ()  # added to what is there, and freed
         grads[0].storage.disown()
         leaf.tape.accumulated.append(leaf)
         leaf.tape.meter.accumulated()

@@ -144,7 +144,7 @@ def _held_at_step(plan: StagePlan, body: Body) -> tuple[int, int]:
     """(activations, loss) still alive in the optimizer step, where the caller holds the logits: the logits, and by
     their graph the embedding's output and its gradient, if that was made a leaf (enable_input_require_grads)."""
     run = body.run
-    if not (run.hold_logits and plan.head and run.loss == "naive"):
+    if not (run.hold_logits and plan.head and run.loss_kind.returns_logits):
         return 0, 0
     leaf = 2 * body.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
     return rounded(leaf), rounded(body.logits_bytes)

@@ -105,7 +105,8 @@ class Chunk:
         if phase == "forward":
             rest = size - grown.forward.total
             loss = self._loss(rest, stage)
-            return Alive(self.base + rest - loss, loss, held=grown.forward.held, pooled=grown.forward.pooled)
+            added = grown.forward
+            return Alive(self.base + rest - loss, loss, added.gradients, added.held, pooled=added.pooled)
         added, behind = self._added(stage, phase)
         before = self.left[behind]
         rest = size - added.total - before

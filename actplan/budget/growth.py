@@ -95,13 +95,15 @@ class Growth:
             after: bytes of its boundary out.
             option: of its backward where it is run by the one choice of its menu.
         """
-        left = self.left(i, profile)
+        formed = self.formed(profile)
+        left = self.left(i, profile) + formed
         held = stage.s + stage.x
         backward = self.backward(i, stage, stage.tb, profile.ascent, after + stage.kept)
         again = self.backward(i, stage, stage.tb_replayed, profile.ascent_again, after + held)
         replay = self.highest(i, 0, profile.ascent_replay)
-        forward, beginning = self.forward(i), self.beginning(i)
-        tf, td = stage.tf + forward.held, None if stage.td is None else stage.td + forward.held
+        backward, again = _with_gradients(backward, formed), _with_gradients(again, formed)
+        forward, beginning = replace(self.forward(i), gradients=formed), self.beginning(i)
+        tf, td = stage.tf + forward.total, None if stage.td is None else stage.td + forward.total
         tf = max(tf, beginning.held - stage.s - after)
         td = None if td is None else max(td, beginning.held - after)
         early = after + stage.tf if stage.tf_last is None else min(after + stage.tf, stage.tf_last)
@@ -127,6 +129,12 @@ class Growth:
         if self.recipe.optimizer_in_backward:
             return sum(self.states(profile.ascent))
         return sum(self.sizes(profile.ascent))
+
+    def formed(self, profile: LayerProfile) -> int:
+        """Bytes of the gradients that are there from its forward on."""
+        if self.kept:
+            return 0
+        return sum(gradient_bytes(p, self.recipe, self.mesh) for p in profile.formed)
 
     def states(self, ascent: Ascent) -> list[int]:
         """Bytes of what the optimizer keeps for each gradient from when it has stepped on it."""
@@ -187,7 +195,7 @@ class FsdpGrowth(Growth):
         self.units = units
         self.gathering = Gathering(units, recipe, sharding, mesh)
         roots = [one for one, unit in zip(profiles, units, strict=True) if unit.kind != "layer"]
-        self.root_whole = sum(sum(self.sizes(one.ascent)) for one in roots)
+        self.root_whole = sum(sum(self.sizes(one.ascent)) + self.formed(one) for one in roots)
         # a tied embedding's first gradient, which the head leaves waiting for the second
         self.waiting = profiles[-1].stage.g - profiles[-1].owed if units[0].kind == "embedding" else 0
 
@@ -195,6 +203,9 @@ class FsdpGrowth(Growth):
         if self.units[i].kind != "layer":
             return sum(self.sizes(profile.ascent))
         return 0 if self.kept or self.recipe.optimizer_in_backward else self.gathering.groups[i].shard
+
+    def formed(self, profile: LayerProfile) -> int:
+        return sum(whole_gradient(p, self.recipe) for p in profile.formed)
 
     def key(self, i: int) -> object:
         return i
@@ -244,6 +255,12 @@ class FsdpGrowth(Growth):
         if not self.recipe.optimizer_in_backward:
             return 0
         return max((stepped_bytes(p, self.recipe, self.mesh) for p in ascent.gradients), default=0)
+
+
+def _with_gradients(point: Point, size: int) -> Point:
+    """The point where gradients of that size are there throughout."""
+    added = replace(point.added, gradients=point.added.gradients + size)
+    return Point(point.height + size, added)
 
 
 def _held(held: Held, gradients: int = 0) -> Added:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..spec import FUSED
 from ..units import FP32, DType
 from .facts import Facts, Said, gib
 
@@ -12,9 +13,11 @@ BIG_VOCABULARY = 0.2
 
 def loss_notes(facts: Facts) -> Said:
     """All of them; none where the loss is fused or not there."""
-    if facts.run.loss == "naive":
+    kind = facts.run.loss_kind
+    if kind.logits_sized:
         yield from _share(facts)
         yield from _copies(facts)
+    if kind.returns_logits:
         yield from _held(facts)
     yield from _vocabulary(facts)
 
@@ -29,13 +32,13 @@ def _share(facts: Facts) -> Said:
     share = phase.loss_bytes / facts.found.total_bytes
     if share < LARGE_SHARE:
         return
-    fused = facts.with_run(loss="fused")
+    fused = facts.with_run(loss=FUSED)
     where = "forward" if phase.phase == "forward_loss" else "backward"
     yield (
         "logits-share",
         f"logits and their copies are {share:.0%} of the peak: {gib(phase.loss_bytes)} in the {where} for "
         f"{facts.run.tokens:,} tokens × {facts.model.vocab_size:,} words, whatever the size of the model; a fused loss "
-        f"(--loss fused) makes the peak {gib(fused)} instead of {gib(facts.found.total_bytes)}",
+        f"(--loss {FUSED}) makes the peak {gib(fused)} instead of {gib(facts.found.total_bytes)}",
     )
 
 
@@ -47,6 +50,13 @@ def _copies(facts: Facts) -> Said:
     stored = sum(facts.chosen.layer_saved_bytes)
     more = 2 * wide > stored
     each = f" ({gib(low / run.micro_batch_size)} a sequence)" if run.micro_batch_size > 1 else ""
+    if not run.loss_kind.each_copy:
+        yield (
+            "logits-copies",
+            f"{run.loss_kind.words}: {run.loss_kind.what}; for {run.tokens:,} tokens × {facts.model.vocab_size:,} "
+            f"words one copy is {gib(low)}{each} in {made}, {gib(wide)} in fp32",
+        )
+        return
     copies = [f"logits in {made} {gib(low)}{each}"]
     if made != FP32:
         copies.append(f"the same in fp32 {gib(wide)}")
@@ -57,7 +67,8 @@ def _copies(facts: Facts) -> Said:
         f"the naive loss makes, for {run.tokens:,} tokens × {facts.model.vocab_size:,} words: "
         f"{', '.join(copies)}{beside}. Their type is a choice: {made} follows from --dtype "
         f"{run.dtype}, head.fp32 makes them fp32 at once. Chunking the loss behind the head lowers none of the logits "
-        f"themselves: only a loss fused with the projection, or a head that itself runs in chunks, does (--loss fused)",
+        f"themselves: only a loss fused with the projection, or a head that itself runs in chunks, does "
+        f"(--loss {FUSED})",
     )
 
 
@@ -69,8 +80,9 @@ def _held(facts: Facts) -> Said:
     yield (
         "logits-held",
         f"not counted: logits that something still refers to across steps (an output kept for a metric, a variable of "
-        f"the last iteration) add {gib(low)} for each micro-batch; evaluation with compute_metrics keeps the fp32 "
-        f"logits of every batch on the device and three of them while it joins batches: {gib(size)} a batch, "
+        f"the last iteration) add {gib(low)} for each micro-batch; evaluation with "
+        f"compute_metrics keeps the fp32 logits of every batch on the device and three of them while it joins batches: "
+        f"{gib(size)} a batch, "
         f"{gib(3 * size)} at once (unslothai/unsloth-zoo#878; eval_accumulation_steps or "
         f"preprocess_logits_for_metrics avoid it)",
     )

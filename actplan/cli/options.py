@@ -12,7 +12,7 @@ from typer import Option
 
 from ..errors import InputError
 from ..mesh import Mesh
-from ..spec import FakeQuantised, Frozen, Lora, Model, Run
+from ..spec import LOSSES, FakeQuantised, Frozen, Lora, Model, Run
 from ..units import parse_count
 from .axes import RUN_AXES, RunAxis
 
@@ -110,8 +110,17 @@ class RunOptions:
     ] = "hf"
     loss: Annotated[
         str,
-        Option("--loss", metavar="naive|fused|none", help="Cross-entropy; none ends at the hidden states."),
+        Option(
+            "--loss",
+            metavar="NAME",
+            help="Cross-entropy: naive, fused (or liger), liger-ce, trl, torchtune, torchtune-output, torchtitan, "
+            "parallel; none ends at the hidden states.",
+        ),
     ] = "naive"
+    loss_chunks: Annotated[
+        str | None,
+        Option("--loss-chunks", metavar="N", help="Chunks of torchtune's and torchtitan's losses (default: 8)."),
+    ] = None
     device: Annotated[
         str,
         Option("--device", metavar="cpu|cuda", help="Whose dropout masks and LayerNorm statistics are kept."),
@@ -217,11 +226,23 @@ class RunOptions:
             mesh=mesh,
             mtp=self.mtp,
             hold_logits=self.hold_logits,
+            loss_chunks=self._loss_chunks(),
             adapters=self._adapters(),
             frozen=self._frozen(),
             fake_quantised=self._fake_quantised(),
             input_require_grads=self.input_require_grads,
         )
+
+    def _loss_chunks(self) -> int:
+        """Chunks of the losses that have any; an error where none of those chosen has."""
+        if self.loss_chunks is None:
+            return Run().loss_chunks
+        kinds = [LOSSES[word.strip()] for word in self.loss.split(",")]
+        if not any(kind.chunked for kind in kinds):
+            wrong = f"the loss {self.loss} has no chunks to choose"
+            able = ", ".join(name for name, kind in LOSSES.items() if kind.chunked)
+            raise InputError(wrong, where="--loss-chunks", allowed=f"--loss {able}")
+        return parse_count(self.loss_chunks, "--loss-chunks")
 
     def _adapters(self) -> Lora | None:
         """What the options of LoRA say, None where there are none."""

@@ -114,6 +114,8 @@ def _trained_how(run: Run) -> dict[str, Any]:
         said["quantised"] = f"nf4, the rest in {'fp32' if run.quantised.upcast else run.dtype}"
     if run.fake_quantised is not None:
         said["fake_quantised"] = "weights and inputs" if run.fake_quantised.activations else "weights"
+    if run.loss_kind.chunked:
+        said["loss_chunks"] = run.loss_chunks
     if run.mtp:
         said["mtp"] = True
     if run.expert_imbalance != 1:

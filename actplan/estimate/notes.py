@@ -11,7 +11,7 @@ from ..autograd.tape import SavedTensor
 from ..layers.head import is_masked
 from ..policies import Blocks, EveryLayer, NoCheckpoint, Sqrt
 from ..report import Note
-from ..spec import Attention, GatedDeltaNet, LatentAttention, Model, Run
+from ..spec import FUSED, Attention, GatedDeltaNet, LatentAttention, Model, Run
 from ..units import FP32, format_gib
 from . import textbook
 from .autograd import Segmented, segmented
@@ -61,18 +61,20 @@ def _widest(model: Model) -> Said:
 
 def _loss(model: Model, run: Run) -> Said:
     """With layers checkpointed, logits and their copies are what is left."""
-    if run.loss != "naive":
+    kind = run.loss_kind
+    if not kind.logits_sized:
         return
     policy = EveryLayer() if isinstance(run.checkpoint, NoCheckpoint) else run.checkpoint
-    naive = segmented(model, run, policy)
-    if naive.evaluation.backward_stage != model.num_layers + 1:
+    chosen = segmented(model, run, policy)
+    if chosen.evaluation.backward_stage != model.num_layers + 1:
         return
-    fused = segmented(model, replace(run, loss="fused"), policy)
+    fused = segmented(model, replace(run, loss=FUSED), policy)
+    more = f" in {run.dtype}, {kind.copies}" if kind.copies else f" ({kind.what})"
     yield (
         "loss-decides",
-        f"with checkpoint {policy} the loss decides the peak of {format_gib(naive.peak_bytes)} GiB: logits of "
-        f"{run.tokens:,} tokens × {model.vocab_size:,} words in {run.dtype}, in fp32 and as log-probabilities, and "
-        f"two more in backward; a fused loss (--loss fused) makes it {format_gib(fused.peak_bytes)} GiB",
+        f"with checkpoint {policy} the loss decides the peak of {format_gib(chosen.peak_bytes)} GiB: logits of "
+        f"{run.tokens:,} tokens × {model.vocab_size:,} words{more}; a fused loss (--loss {FUSED}) makes it "
+        f"{format_gib(fused.peak_bytes)} GiB",
     )
 
 

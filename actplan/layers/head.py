@@ -11,6 +11,7 @@ from ..ops.rope import Tables
 from ..ops.views import contiguous, narrow, reshape, view
 from ..spec import Attention, LatentAttention, Model, Run
 from ..units import BOOL, FP32, INT64, DType
+from .losses import Ending
 from .names import ALWAYS_MASKED
 from .scope import FROZEN_ORIGINAL, TRAINED_COPY, Scope, enter, leave
 
@@ -94,35 +95,58 @@ def logits(m: Scope, hidden: Tensor, model: Model, own: str | None = None) -> Te
 def causal_loss(m: Scope, logits: Tensor, labels: Tensor, vocabulary: int) -> Tensor:
     """transformers/loss/loss_utils.py, ForCausalLMLoss: in fp32, labels padded by one and shifted."""
     logits = to(logits, FP32)
-    labels = m.tape.empty((labels.shape[0], labels.shape[1] + 1), INT64, "constant_pad_nd")
-    shifted = contiguous(narrow(labels, 1, 1, labels.shape[1] - 1))
-    logits = view(logits, -1, m.local(vocabulary, "vocabulary"))
-    shifted = view(shifted, -1)
-    return losses.cross_entropy(logits, shifted)
+    padded, shifted = shifted_labels(m, labels)
+    loss = losses.cross_entropy(view(logits, -1, m.local(vocabulary, "vocabulary")), shifted)
+    del padded
+    return loss
 
 
-def naive_loss(
-    m: Scope, hidden: Tensor, ids: Tensor, model: Model, *, hold_logits: bool, own: str | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Logits for all tokens, then cross-entropy; also the logits, where the caller keeps them."""
-    scores = m.call("lm_head", logits, to(hidden, m.dtype), model, own)
+def shifted_labels(m: Scope, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels [B, T] padded by one, which `ForCausalLMLoss` holds to its end, and what it hands on: moved by one,
+    [B · T]."""
+    padded = m.tape.empty((labels.shape[0], labels.shape[1] + 1), INT64, "constant_pad_nd")
+    return padded, view(contiguous(narrow(padded, 1, 1, labels.shape[1])), -1)
+
+
+def scores(m: Scope, hidden: Tensor, model: Model, own: str | None = None) -> Tensor:
+    """The logits as the model returns them: projected, scaled and capped, [B, T, vocabulary]."""
+    made = m.call("lm_head", logits, to(hidden, m.dtype), model, own)
     if model.head.fp32:
-        scores = to(scores, FP32)
+        made = to(made, FP32)
     if model.head.scaled:
-        scores = mul_scalar(scores)
+        made = mul_scalar(made)
     if model.head.softcap:
-        scores = mul_scalar(scores)
-        scores = tanh(scores)
-        scores = mul_scalar(scores)
-    loss = causal_loss(m, scores, ids, model.vocab_size)
-    return loss, scores if hold_logits else None
+        made = mul_scalar(made)
+        made = tanh(made)
+        made = mul_scalar(made)
+    return made
 
 
-def fused_loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, own: str | None = None) -> Tensor:
+def naive_loss(m: Scope, states: list[Tensor], ids: Tensor, model: Model, run: Run, own: str | None = None) -> Ending:
+    """Logits for all tokens, then cross-entropy."""
+    made = scores(m, states[0], model, own)
+    loss = causal_loss(m, made, ids, model.vocab_size)
+    return loss, [made] if run.hold_logits else []
+
+
+def in_place_loss(
+    m: Scope, states: list[Tensor], ids: Tensor, model: Model, run: Run, own: str | None = None
+) -> Ending:
+    """Logits for all tokens, then Liger's cross-entropy in place of PyTorch's (`apply_liger_kernel_to_llama` with
+    `cross_entropy=True`)."""
+    made = scores(m, states[0], model, own)
+    wide = to(made, FP32)
+    padded, shifted = shifted_labels(m, ids)
+    loss = losses.cross_entropy_in_place(view(wide, -1, wide.shape[-1]), shifted)
+    del padded
+    return loss, [made] if run.hold_logits else []
+
+
+def fused_loss(m: Scope, states: list[Tensor], ids: Tensor, model: Model, run: Run, own: str | None = None) -> Ending:
     """Liger's linear cross-entropy in place of output projection and loss."""
-    hidden = enter(m, hidden)
+    hidden = enter(m, states[0])
     flat = reshape(to(hidden, m.dtype), -1, hidden.shape[-1])
-    return losses.fused_linear_cross_entropy(flat, output_weight(m, model, own), view(ids, -1))
+    return losses.fused_linear_cross_entropy(flat, output_weight(m, model, own), view(ids, -1)), []
 
 
 def needs_tables(model: Model) -> int | None:

@@ -69,7 +69,7 @@ def shared(m: Scope, model: Model, run: Run) -> Shared:
 
 def _whole(model: Model, run: Run) -> Model:
     """The model with the layer of multi-token prediction among its layers, where the run has it."""
-    layer = model.mtp_layer if run.mtp and run.loss != "none" else None
+    layer = model.mtp_layer if run.mtp and run.loss_kind.is_there else None
     return model if layer is None or layer in model.layers else replace(model, layers=(*model.layers, layer))
 
 

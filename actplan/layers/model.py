@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..policies import Segment
 from ..spec import Layer, Model, Run
 from ..units import INT64
-from . import head, inputs, prediction
+from . import head, inputs, losses, prediction
 from .block import decoder_layer
 from .inputs import Shared
 from .kernels import kernels
@@ -145,7 +145,7 @@ class _Stepper:
             return
         trace.forward_event = tape.meter.peak_event
         trace.forward_peak, trace.forward_end = tape.meter.mark(), tape.meter.live
-        trace.flops = tape.flops - self.flops
+        trace.flops, trace.formed = tape.flops - self.flops, list(tape.accumulated)
         tape.stage = OUTSIDE
 
     def backward(self, stage: int | None) -> None:
@@ -178,26 +178,24 @@ def _forward(
     keeps: Keeps,
     stepper: _Stepper,
     numbers: Sequence[int],
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, list[Tensor]]:
     """Up to the loss (or the hidden states); also the logits, where the caller holds them."""
     ids = _token_ids(m.tape, run)
     prediction.check_predicts(model, run)
+    losses.check(model, run)
     states, exits = m.call("model", _language_model, ids, model, run, segments, keeps, stepper, numbers)
-    hidden = states[0]
     head.output_weight(m, model)  # the model has them, whether or not this run uses them
     head.output_bias(m, model)
-    if run.loss == "none":
+    if not run.loss_kind.is_there:
         stepper.end(model.num_layers + 1)
-        return hidden, None
-    losses = prediction.mtp_losses(m, states[1:], ids, model, run)
-    del states
-    if run.loss == "fused":
-        loss, held = m.call("<loss>", head.fused_loss, hidden, ids, model), None
-    else:
-        loss, held = head.naive_loss(m, hidden, ids, model, hold_logits=run.hold_logits)
-    losses += [loss, *prediction.exit_losses(m, exits, ids, model, run)]
+        return states[0], []
+    further = prediction.mtp_losses(m, states[1:], ids, model, run)
+    del states[1:]
+    loss, held = m.call(run.loss_kind.module, losses.function(run), states, ids, model, run)
+    states.clear()
+    further += [loss, *prediction.exit_losses(m, exits, ids, model, run)]
     stepper.end(model.num_layers + 1)
-    return prediction.summed(losses), held
+    return prediction.summed(further), held
 
 
 def _token_ids(tape: Tape, run: Run) -> Tensor:

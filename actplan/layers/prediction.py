@@ -21,7 +21,7 @@ from ..ops.elementwise import add, mul_scalar
 from ..ops.views import cat, split
 from ..spec import Layer, Model, Run
 from ..units import INT64
-from . import head, inputs
+from . import head, inputs, losses
 from .block import decoder_layer
 from .inputs import Shared
 from .norm import apply, norm, parameters
@@ -49,12 +49,12 @@ def check_predicts(model: Model, run: Run) -> None:
 
 def predictor(model: Model, run: Run) -> Layer | None:
     """The decoder layer of multi-token prediction, where this run has it."""
-    return model.mtp_layer if run.mtp and run.loss != "none" else None
+    return model.mtp_layer if run.mtp and run.loss_kind.is_there else None
 
 
 def exits(model: Model, run: Run) -> tuple[int, ...]:
     """After how many layers this run has early exits."""
-    return model.exits if run.loss != "none" else ()
+    return model.exits if run.loss_kind.is_there else ()
 
 
 def rolled(ids: Tensor) -> Tensor:
@@ -107,11 +107,11 @@ def _joined(m: Scope, both: Tensor, width: int) -> Tensor:
 
 def mtp_losses(m: Scope, states: Sequence[Tensor], ids: Tensor, model: Model, run: Run) -> list[Tensor]:
     """The loss of each depth, through the model's own output projection."""
-    losses = []
+    found = []
     for hidden in states:
         ids = rolled(ids)
-        losses.append(mul_scalar(m.call(f"{MTP}.loss", _loss, hidden, ids, model, run)))
-    return losses
+        found.append(mul_scalar(m.call(f"{MTP}.loss", _loss, hidden, ids, model, run)))
+    return found
 
 
 def exit_losses(m: Scope, states: Sequence[Tensor], ids: Tensor, model: Model, run: Run) -> list[Tensor]:
@@ -137,14 +137,12 @@ def _shared_norm(m: Scope, hidden: Tensor, model: Model) -> Tensor:
 
 def _loss(m: Scope, hidden: Tensor, ids: Tensor, model: Model, run: Run, own: str | None = None) -> Tensor:
     """As the model's own; `own`: the module whose output projection it is."""
-    if run.loss == "fused":
-        return head.fused_loss(m, hidden, ids, model, own)
-    return head.naive_loss(m, hidden, ids, model, hold_logits=False, own=own)[0]
+    return losses.function(run)(m, [hidden], ids, model, run, own)[0]
 
 
-def summed(losses: Sequence[Tensor]) -> Tensor:
+def summed(found: Sequence[Tensor]) -> Tensor:
     """All losses as one."""
-    total, *others = losses
+    total, *others = found
     for other in others:
         total = add(total, other)
     return total

@@ -92,6 +92,46 @@ def index_one(x: Tensor, dim: int) -> Tensor:
     return attach(x.tape.empty((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype, "index"), node)
 
 
+MASK = "the mask of the rows that were taken, to bring gradients back"
+
+
+def masked_rows(x: Tensor, mask: Tensor) -> Tensor:
+    """`x[mask]` of a mask over the first dimensions, all of it true: a copy of the rows; saves the mask."""
+    node = x.tape.node("IndexBackward0", _index_backward, (x,))
+    if node is not None:
+        node.extra = x.shape
+    x.tape.save(node, mask, MASK)
+    return attach(x.tape.empty((mask.numel, *x.shape[len(mask.shape) :]), x.dtype, "index"), node)
+
+
+def _masked_scatter_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    node.unpack(0)
+    return (grads[0].tape.empty(node.extra, grads[0].dtype, "masked_select"),)
+
+
+def masked_scatter(mask: Tensor, source: Tensor) -> Tensor:
+    """`zeros.masked_scatter(mask, source)`: zeros with the source's values where the mask is true; saves the mask."""
+    node = source.tape.node("MaskedScatterBackward0", _masked_scatter_backward, (source,))
+    if node is not None:
+        node.extra = source.shape
+    source.tape.save(node, mask, MASK)
+    return attach(source.tape.empty(mask.shape, source.dtype, "masked_scatter"), node)
+
+
+def _index_select_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    node.unpack(0)
+    return (_scattered(grads[0], node.extra, grads[0].dtype, "index_add"),)
+
+
+def index_select(x: Tensor, index: Tensor) -> Tensor:
+    """`x.index_select(0, index)`: a copy of those rows; saves the index."""
+    node = x.tape.node("IndexSelectBackward0", _index_select_backward, (x,))
+    if node is not None:
+        node.extra = x.shape
+    x.tape.save(node, index, "which row went where, to bring gradients back")
+    return attach(x.tape.empty((*index.shape, *x.shape[1:]), x.dtype, "index_select"), node)
+
+
 def inverse_permutation(perm: Tensor) -> Tensor:
     """`inverse = empty_like(perm); inverse[perm] = arange(n)`."""
     inverse = perm.tape.empty(perm.shape, INT64, "empty_like")
@@ -100,4 +140,15 @@ def inverse_permutation(perm: Tensor) -> Tensor:
     return inverse
 
 
-__all__ = ["gather", "index_one", "index_rows", "inverse_permutation", "max_last", "sort", "topk"]
+__all__ = [
+    "gather",
+    "index_one",
+    "index_rows",
+    "index_select",
+    "inverse_permutation",
+    "masked_rows",
+    "masked_scatter",
+    "max_last",
+    "sort",
+    "topk",
+]

@@ -1,10 +1,10 @@
-"""Cross-entropy over the vocabulary: PyTorch's, and Liger's fused with the output projection."""
+"""Cross-entropy over the vocabulary: PyTorch's, Liger's in place, and Liger's fused with the output projection."""
 
 from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import FP32
+from ..units import BOOL, FP32, INT64
 from .casts import lower, widen
 from .function import custom, new
 from .views import attach
@@ -43,6 +43,28 @@ def nll_loss(x: Tensor, target: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """`F.cross_entropy(logits, target)` of [n, vocabulary] and [n]."""
     return nll_loss(log_softmax(logits), target)
+
+
+def _kept_gradient(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    """A loss ends the step, its gradient is one, and Liger hands on what it keeps."""
+    return [node.unpack(0)]
+
+
+def cross_entropy_in_place(logits: Tensor, target: Tensor) -> Tensor:
+    """Liger's `liger_cross_entropy(logits, target)` of [n, vocabulary] and [n]: the logits' own storage holds their
+    gradient after forward (liger_kernel/ops/cross_entropy.py, cross_entropy_forward, 0.8.5)."""
+    losses = new(logits, target.shape, op="loss_1d")
+    counted = new(target, target.shape, BOOL, "ne")
+    valid = new(target, target.shape, INT64, "mul")
+    largest = new(target, (), INT64, "max")
+    del valid, largest
+    out = new(logits, (), op="sum")
+    custom("LigerCrossEntropyFunction", _kept_gradient, (logits,), [(logits.alias(), IN_PLACE)], [out])
+    del losses, counted
+    return out
+
+
+IN_PLACE = "the gradient of the logits, written over them in forward"
 
 
 def _fused_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:

@@ -157,7 +157,7 @@ def dominated_by(chosen: Segmented) -> str:
     stage = evaluation.forward_stage if forward else evaluation.backward_stage
     where = "the embedding" if stage == 0 else f"layer {stage - 1}"
     if stage == n + 1:
-        where = "the head" if chosen.run.loss == "none" else "the head and loss"
+        where = "the head and loss" if chosen.run.loss_kind.is_there else "the head"
     inside = any(first <= stage - 1 <= last for first, last in chosen.segments)
     what = "forward" if forward else "replay and backward" if inside else "backward"
     return f"the {what} of {where}"

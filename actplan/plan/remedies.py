@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..estimate.autograd import subject
 from ..report import PlanRemedy
 from ..schedule import solve_nested
-from ..spec import GatedDeltaNet, Run
+from ..spec import FUSED, GatedDeltaNet, Run
 from .candidates import LISTED, Candidates, candidates
 
 NESTED_WORK = 500_000
@@ -62,8 +62,8 @@ def _tried(about: Candidates) -> Iterator[tuple[str, str, int | None]]:
 def _free(about: Candidates) -> Iterator[tuple[str, str, dict[str, object]]]:
     """Changes of kernels, which compute the same."""
     run, model = about.subject.run, about.subject.model
-    if run.loss == "naive":
-        yield "a fused loss", "--loss fused", {"loss": "fused"}
+    if run.loss_kind.logits_sized:
+        yield "a fused loss", f"--loss {FUSED}", {"loss": FUSED}
     if run.kernels == "hf" and model.liger:
         yield "Liger's kernels", "--kernels liger", {"kernels": "liger"}
     if run.attention == "eager":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from ..report import ModelInfo, RunInfo
+from ..spec.losses import LOSSES
 from .numbers import rounded, whole
 
 MAX_PATTERN = 80
@@ -37,7 +38,7 @@ def run_line(run: RunInfo) -> str:
         *(part for part in (run.adapters, run.quantised) if part is not UNSET),
         *([f"rounded {run.fake_quantised}"] if run.fake_quantised is not UNSET else []),
         f"{run.kernels} modules, {run.attention}, {run.linear_attention}",
-        f"{run.loss} loss" if run.loss != "none" else "no loss",
+        *_loss(run),
         *([] if run.mtp is UNSET else ["multi-token prediction"]),
         *([] if run.context_attention is UNSET else [f"{run.context_attention} attention"]),
         *([] if run.expert_imbalance is UNSET else [f"busiest experts × {run.expert_imbalance:g}"]),
@@ -46,3 +47,11 @@ def run_line(run: RunInfo) -> str:
         kept = f", boundaries in {run.checkpoint_dtype}" if run.checkpoint_dtype != run.dtype else ""
         parts.append(f"checkpoint {run.checkpoint}{kept}")
     return " · ".join(parts)
+
+
+def _loss(run: RunInfo) -> list[str]:
+    """The loss as its framework's users call it (a traced one may have any name), and its chunks."""
+    kind = LOSSES.get(run.loss)
+    chunks = "" if run.loss_chunks is UNSET else f" in {run.loss_chunks} chunks"
+    words = f"{run.loss} loss" if kind is None else kind.words
+    return [words + chunks]

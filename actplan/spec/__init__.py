@@ -6,6 +6,7 @@ equal. Field names are Transformers' own where it has one. How a layer *runs* is
 
 from __future__ import annotations
 
+from .losses import FUSED, LOSSES, Loss, LossKind
 from .model import (
     LigerModule,
     Model,
@@ -41,12 +42,13 @@ from .run import (
     Kernels,
     LinearAttentionKernel,
     Lora,
-    Loss,
     Precision,
     Run,
 )
 
 __all__ = [
+    "FUSED",
+    "LOSSES",
     "Activation",
     "Attention",
     "AttentionKernel",
@@ -67,6 +69,7 @@ __all__ = [
     "LinearAttentionKernel",
     "Lora",
     "Loss",
+    "LossKind",
     "Mamba2",
     "Mixer",
     "Mlp",

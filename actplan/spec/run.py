@@ -9,6 +9,7 @@ import msgspec
 from ..mesh import Mesh
 from ..policies import NoCheckpoint, Policy
 from ..units import BF16, FP32, DType
+from .losses import LOSSES, Loss, LossKind
 from .parts import Spec
 
 AttentionKernel = Literal["eager", "sdpa", "efficient", "cudnn", "flex", "flash", "flash2"]
@@ -19,7 +20,6 @@ only). flash2: version 2, to which Transformers hands such values padded."""
 LinearAttentionKernel = Literal["torch", "fla"]
 ContextAttention = Literal["ring", "all-gather", "all-to-all"]
 Kernels = Literal["hf", "liger"]
-Loss = Literal["naive", "fused", "none"]
 Device = Literal["cpu", "cuda"]
 """Whose kernels save: a GPU's keep a dropout mask as one byte an element and LayerNorm's statistics in fp32; a CPU's,
 which fake tensors record as well, keep both in the model's type."""
@@ -112,6 +112,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: DType | None = None
     hold_logits: bool = False
     """Whether the caller still holds the logits during backward (Transformers' Trainer does not)."""
+    loss_chunks: int = 8
+    """Chunks of a loss that has any."""
     padding_mask: bool = False
     """Whether the batch brings a padding mask, so that sdpa gets a mask of T × T for each sequence."""
     expert_imbalance: float = 1.0
@@ -137,6 +139,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """The type of norms, embeddings and so of the residual stream: of whatever `quantised` leaves alone."""
         upcast = self.quantised is not None and self.quantised.upcast
         return FP32 if upcast or (self.precision == "autocast" and self.quantised is None) else self.dtype
+
+    @property
+    def loss_kind(self) -> LossKind:
+        """What the plan must know of its loss."""
+        return LOSSES[self.loss]
 
     @property
     def autocast_dtype(self) -> DType | None:

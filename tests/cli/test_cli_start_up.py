@@ -74,3 +74,9 @@ def test_few_modules_of_ours_are_loaded() -> None:
 def test_the_guard_can_fail() -> None:
     assert heavy(modules("--version", before="import rich.console\n")) == {"rich"}
     assert heavy({"numpy.core", "os"}) == {"numpy"}
+
+
+def test_a_rare_loss_is_loaded_with_its_first_use() -> None:
+    for loss in ("naive", "fused", "trl"):
+        loaded = "actplan.ops.tiled_loss" in modules("estimate", "--loss", loss, "--seq", "64", "--format", "json")
+        assert loaded == (loss == "trl")
