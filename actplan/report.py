@@ -45,6 +45,7 @@ class RunInfo(Part, frozen=True):
     quantised: str | UnsetType = UNSET
     fake_quantised: str | UnsetType = UNSET
     loss_chunks: int | UnsetType = UNSET
+    hold_logits: bool | UnsetType = UNSET
     mtp: bool | UnsetType = UNSET
     expert_imbalance: float | UnsetType = UNSET
     context_attention: str | UnsetType = UNSET

@@ -114,8 +114,9 @@ def _stage(plan: StagePlan, body: Body, job: Job, *, first_step: bool = False) -
         waiting += sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved)))
         running = (halved if held.kind == "I" else chunks)[held.chunk]
         phase: Phase = "forward_loss" if held.kind == "F" else "backward"
+        before = _held_logits(plan, body) if held.kind == "F" and run.logits_outlive_step else 0
         for alive in running.forward() if held.kind == "F" else running.backward():
-            found[phase].append(_phase(phase, static, workspace, alive, waiting))
+            found[phase].append(_phase(phase, static, workspace, alive, waiting, before))
     step = _phase("optimizer_step", static, workspace, Alive(*_held_at_step(plan, body)), 0)
     moments = [moment for several in found.values() for moment in several] + [step]
     phases = (*(max(several, key=lambda one: one[0].total_bytes)[0] for several in found.values()), step[0])
@@ -144,25 +145,36 @@ def _held_at_step(plan: StagePlan, body: Body) -> tuple[int, int]:
     """(activations, loss) still alive in the optimizer step, where the caller holds the logits: the logits, and by
     their graph the embedding's output and its gradient, if that was made a leaf (enable_input_require_grads)."""
     run = body.run
-    if not (run.hold_logits and plan.head and run.loss_kind.returns_logits):
+    if not _held_logits(plan, body):
         return 0, 0
     leaf = 2 * body.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
-    return rounded(leaf), rounded(body.logits_bytes)
+    return rounded(leaf), _held_logits(plan, body)
 
 
-def _phase(phase: Phase, static: States, workspace: int, alive: Alive, waiting: int) -> tuple[PhaseBytes, int]:
-    """One phase's categories at a moment of it, and what of them lies in pools of other streams."""
+def _held_logits(plan: StagePlan, body: Body) -> int:
+    """The logits that the caller holds from one forward until the next has made new ones, 0 where it does not."""
+    run = body.run
+    return rounded(body.logits_bytes) if run.hold_logits and run.loss_kind.returns_logits and plan.head else 0
+
+
+def _phase(
+    phase: Phase, static: States, workspace: int, alive: Alive, waiting: int, before: int = 0
+) -> tuple[PhaseBytes, int]:
+    """One phase's categories at a moment of it, and what of them lies in pools of other streams.
+
+    before: logits of the forward before, which the first one does not find.
+    """
     sizes = {
         "parameters_bytes": static.settled_bytes("parameters", phase),
         "gradients_bytes": static.settled_bytes("gradients", phase) + alive.gradients,
         "optimizer_bytes": static.settled_bytes("optimizer", phase),
         "activations_bytes": alive.activations + waiting,
-        "loss_bytes": alive.loss,
+        "loss_bytes": alive.loss + before,
         "workspace_bytes": static.settled_bytes("workspace", phase) + workspace + alive.workspace,
         "communication_bytes": static.settled_bytes("communication", phase) + alive.held,
     }
     total = sum(sizes.values())
-    unborn = static.unborn_bytes(phase)
+    unborn = static.unborn_bytes(phase) + before
     pooled = alive.pooled + sum(
         static.settled_bytes(name, phase, pooled=True) for name in ("communication", "gradients")
     )

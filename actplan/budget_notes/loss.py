@@ -17,7 +17,7 @@ def loss_notes(facts: Facts) -> Said:
     if kind.logits_sized:
         yield from _share(facts)
         yield from _copies(facts)
-    if kind.returns_logits:
+    if kind.returns_logits and not facts.run.hold_logits:
         yield from _held(facts)
     yield from _vocabulary(facts)
 
@@ -79,8 +79,9 @@ def _held(facts: Facts) -> Said:
     low = facts.logits * _made(facts).itemsize
     yield (
         "logits-held",
-        f"not counted: logits that something still refers to across steps (an output kept for a metric, a variable of "
-        f"the last iteration) add {gib(low)} for each micro-batch; evaluation with "
+        f"not counted: logits that something still refers to across steps (an output kept for a metric, `outputs = "
+        f"model(...)` in a loop, which --hold-logits counts: it holds them through backward, optimizer step and the "
+        f"next forward; Transformers' Trainer does not) add {gib(low)} for each micro-batch; evaluation with "
         f"compute_metrics keeps the fp32 logits of every batch on the device and three of them while it joins batches: "
         f"{gib(size)} a batch, "
         f"{gib(3 * size)} at once (unslothai/unsloth-zoo#878; eval_accumulation_steps or "

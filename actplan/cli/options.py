@@ -140,9 +140,14 @@ class RunOptions:
     mtp: Annotated[
         bool, Option("--mtp", help="Train multi-token prediction, as Megatron-Core does and Transformers does not.")
     ] = False
-    hold_logits: Annotated[bool, Option("--hold-logits", help="The caller still holds the logits during backward.")] = (
-        False
-    )
+    hold_logits: Annotated[
+        bool,
+        Option(
+            "--hold-logits",
+            help="The loop holds the logits until the next forward is through, as `outputs = model(...)` does and "
+            "Transformers' Trainer does not.",
+        ),
+    ] = False
 
     lora_rank: Annotated[
         str | None, Option("--lora-rank", metavar="N", help="Adapters of that rank; the rest is frozen.")

@@ -116,6 +116,8 @@ def _trained_how(run: Run) -> dict[str, Any]:
         said["fake_quantised"] = "weights and inputs" if run.fake_quantised.activations else "weights"
     if run.loss_kind.chunked:
         said["loss_chunks"] = run.loss_chunks
+    if run.hold_logits:
+        said["hold_logits"] = True
     if run.mtp:
         said["mtp"] = True
     if run.expert_imbalance != 1:

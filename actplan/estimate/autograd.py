@@ -20,7 +20,7 @@ from ..policies import Keeps, Layers, Policy, Segment, kept_outputs
 from ..profile import Ascent, LayerProfile, ModelProfile, profile
 from ..report import OutsideLayers, OutsideWithLosses
 from ..spec import Model, Run
-from ..units import FP32
+from ..units import FP32, DType
 
 
 class Subject:
@@ -68,10 +68,15 @@ class Subject:
         return self._chains[key]
 
     @property
+    def logits_dtype(self) -> DType:
+        """The type in which the model returns its logits."""
+        return FP32 if self.model.head.fp32 else self.run.autocast_dtype or self.run.residual_dtype
+
+    @property
     def logits_bytes(self) -> int:
         """Logits of one micro-batch on this rank, as the head hands them out."""
         words = self.run.mesh.divide(self.model.vocab_size, "tp", "the vocabulary")
-        return self.run.tokens * words * (FP32 if self.model.head.fp32 else self.run.residual_dtype).itemsize
+        return self.run.tokens * words * self.logits_dtype.itemsize
 
     def with_choices(self, chain: Chain, keeps: Keeps) -> Chain:
         """A chain in which each layer of `keeps` has the one choice of keeping that."""

@@ -14,7 +14,7 @@ from ..report import Note
 from ..spec import FUSED, Attention, GatedDeltaNet, LatentAttention, Model, Run
 from ..units import FP32, format_gib
 from . import textbook
-from .autograd import Segmented, segmented
+from .autograd import Segmented, segmented, subject
 from .segmentations import Table
 
 
@@ -25,6 +25,7 @@ def notes(model: Model, run: Run, table: Table, chosen: Segmented) -> tuple[Note
         for part in (
             _widest(model),
             _loss(model, run),
+            _held(model, run),
             _better_segmentation(table),
             _kernels(model, run),
             _matrices(model, run, chosen),
@@ -75,6 +76,22 @@ def _loss(model: Model, run: Run) -> Said:
         f"with checkpoint {policy} the loss decides the peak of {format_gib(chosen.peak_bytes)} GiB: logits of "
         f"{run.tokens:,} tokens × {model.vocab_size:,} words{more}; a fused loss (--loss {FUSED}) makes it "
         f"{format_gib(fused.peak_bytes)} GiB",
+    )
+
+
+def _held(model: Model, run: Run) -> Said:
+    """What a caller that holds the logits holds, and when that is so."""
+    if not run.hold_logits:
+        return
+    kind = run.loss_kind
+    if not kind.returns_logits:
+        yield "hold-logits", f"--hold-logits changes nothing: {kind.words} returns no logits of all tokens to hold"
+        return
+    until = "until the next forward has returned" if run.logits_outlive_step else "to the end of the step"
+    yield (
+        "hold-logits",
+        f"the logits, {format_gib(subject(model, run).logits_bytes)} GiB, are held {until}, as a loop with `outputs = "
+        f"model(...)` does; Transformers' Trainer, or `loss = model(...).loss`, lets go of them before backward",
     )
 
 

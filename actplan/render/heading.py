@@ -54,4 +54,4 @@ def _loss(run: RunInfo) -> list[str]:
     kind = LOSSES.get(run.loss)
     chunks = "" if run.loss_chunks is UNSET else f" in {run.loss_chunks} chunks"
     words = f"{run.loss} loss" if kind is None else kind.words
-    return [words + chunks]
+    return [words + chunks, *([] if run.hold_logits is UNSET else ["logits held"])]

@@ -111,7 +111,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Policy = NoCheckpoint()
     checkpoint_dtype: DType | None = None
     hold_logits: bool = False
-    """Whether the caller still holds the logits during backward (Transformers' Trainer does not)."""
+    """Whether the caller holds the logits through backward and optimizer step, as `outputs = model(...)` in a loop does
+    (Transformers' Trainer does not)."""
+    logits_outlive_step: bool = True
+    """Whether a caller that holds them does so until the next forward has made new ones: a loop's own variable does,
+    that of a function which is one step does not."""
     loss_chunks: int = 8
     """Chunks of a loss that has any."""
     padding_mask: bool = False

@@ -73,6 +73,7 @@ def on_a_t4(record: dict[str, Any]) -> Budget:
         attention="eager" if record["attention"] == "eager" else "efficient",
         device="cuda",
         hold_logits=True,
+        logits_outlive_step=False,  # each step was a function of its own
         input_require_grads=True,
         checkpoint=EveryLayer(),
         adapters=Lora(rank=record["lora_rank"], targets=tuple(record["lora_targets"])),
