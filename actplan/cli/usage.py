@@ -6,12 +6,23 @@ from typer._click.exceptions import BadOptionUsage, ClickException, NoSuchOption
 
 from ..errors import InputError, nearest
 
+COMPILED = ("--compile", "--torch-compile", "--activation-memory-budget", "--memory-budget")
+"""What people ask for of torch.compile."""
+
 
 def explain(error: ClickException) -> InputError:
     """The same complaint as an `InputError`."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "actplan"
     hint = f"`{command} --help` lists what it takes"
+    if isinstance(error, NoSuchOption) and error.option_name in COMPILED:
+        return InputError(
+            "what torch.compile's partitioner keeps for backward (and activation_memory_budget with it) is outside of "
+            "what is modelled, which is eager PyTorch",
+            where=error.option_name,
+            allowed="--checkpoint POLICY for eager checkpointing",
+            hint="a compiled step often keeps less, and its peak need not fall with the budget: measure it",
+        )
     if isinstance(error, NoSuchOption):
         options = [name for p in context.command.params for name in p.opts] if context is not None else []
         near = nearest(error.option_name, options)

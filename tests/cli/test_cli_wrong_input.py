@@ -56,6 +56,8 @@ SMALL = {
         (["estimate", "--checkpoint", "segments:3-1"], "increasing"),
         (["estimate", "--checkpoint", "segments:0-64"], "layers 0 to 63"),
         (["estimate", "--checkpoint-dtype", "fp8"], "--checkpoint-dtype"),
+        (["estimate", "--compile"], "torch.compile's partitioner keeps for backward"),
+        (["plan", "--activation-memory-budget", "0.5"], "is outside of what is modelled, which is eager PyTorch"),
         (["estimate", "--format", "jsn"], "did you mean 'json'?"),
         (["estimate", "--get", "estimates.autograd.saved"], "did you mean 'saved_bytes'?"),
         (["estimate", "--get", "segmentations.99.policy"], "no element '99'"),
