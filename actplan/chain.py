@@ -62,6 +62,7 @@ class Stage(msgspec.Struct, frozen=True):
             last of a checkpointed segment.
         lingers: bytes that a first forward which keeps nothing leaves until the forward ends (the casts of weights
             that autocast remembers).
+        leaves: the same of a stored stage, parts of which keep nothing.
         keeps_input: whether the stored stage keeps its boundary in (a frozen linear does not).
         checkpointable: whether it may be part of a checkpointed segment.
         menu: further choices, beside storing and checkpointing.
@@ -82,6 +83,7 @@ class Stage(msgspec.Struct, frozen=True):
     tb_again: int | None = None
     before_replay: int = 0
     lingers: int = 0
+    leaves: int = 0
     keeps_input: bool = True
     checkpointable: bool = True
     menu: tuple[Choice, ...] = ()
@@ -371,6 +373,7 @@ class _Walk(msgspec.Struct):
             beside = self.chain.replay_end(index) if stops else self.chain.boundary(index + 1) + stage.tf
             beside += stage.ahead + self.lingering if phase == "forward" else 0
             self.note(at + stage.s + stage.x + beside + extra, index, phase)
+            self.lingering += stage.leaves if phase == "forward" else 0
             at += stage.s + stage.x if first and index == unit.first else stage.kept
         return at
 

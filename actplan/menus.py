@@ -4,7 +4,8 @@ Nothing is guessed from shapes: a short run of the model, in which every distinc
 on its own, is made with each set of outputs kept, and read off as a profile is (`actplan.profile`).
 
 Outputs are ordered by FLOPs per byte, so each set of a menu is the best use of its bytes. What early stopping never
-replays (a layer's last product) is in none of them: to keep it saves nothing.
+replays (a layer's last product) is in none of them: to keep it saves nothing. Nor is anything that the usual policies
+do not list (torchtitan 0.3's has no `aten._grouped_mm`): it is kept where it is asked for.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from msgspec.structs import replace
 from .ascent import Ascent, either
 from .autograd import Tape
 from .autograd.meter import rounded
-from .autograd.tape import Output
+from .autograd.selection import ADAPTER, FAMILIES, Output, selects
 from .chain import Chain, Choice
 from .errors import InputError
 from .layers.model import Walk, walk
-from .policies import Keeps, Words
+from .policies import CORE, Keeps, Words
 from .profile import ascent, profile
 from .sampling import Sample, sample
 from .spec import Model, Run
 
-FAMILIES = ("attention", "matmul")
+LISTED = frozenset({"attention", "matmul"})
+"""The families that a menu offers."""
 LEAST_STEP = 0.02
 """Of all bytes worth keeping in a layer: smaller outputs join the next ones in a menu."""
 
@@ -73,22 +75,36 @@ class Menus:
         return sample(self.model, self.run)
 
     @cached_property
-    def outputs(self) -> tuple[tuple[Worth, ...], ...]:
-        """Of each distinct layer, the outputs that its replay computes again, most FLOPs per byte first."""
+    def _tape(self) -> Tape:
+        """A run in which every distinct layer is checkpointed and keeps nothing, with all that it could keep."""
         tape = Tape()
-        tape.outputs = []
+        tape.outputs, tape.called = [], set()
         self._walked({}, tape)
-        again = {output.path for output in tape.outputs if output.replayed}
-        found: list[dict[str, list[Output]]] = [{} for _ in self.sampled.model.layers]
-        for output in tape.outputs:
-            if not output.replayed and 0 < output.stage <= len(found) and output.path in again:
-                found[output.stage - 1].setdefault(word_of(output), []).append(output)
-        return tuple(map(_ordered, found))
+        return tape
+
+    @cached_property
+    def made(self) -> tuple[tuple[Output, ...], ...]:
+        """Of each distinct layer, every output that can be kept, in the order of its forward."""
+        found: list[list[Output]] = [[] for _ in self.sampled.model.layers]
+        for output in self._tape.outputs or ():
+            if not output.replayed and 0 < output.stage <= len(found):
+                found[output.stage - 1].append(output)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[Worth, ...], ...]:
+        """Of each distinct layer, the outputs of a menu that its replay computes again, most FLOPs per byte first."""
+        again = {output.path for output in self._tape.outputs or () if output.replayed}
+        listed = ([one for one in layer if one.path in again and one.family in LISTED] for layer in self.made)
+        return tuple(map(_ordered, listed))
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """Every word that selects something, and the families."""
-        return tuple(dict.fromkeys([*FAMILIES, *(one.word for layer in self.outputs for one in layer)]))
+        """Every word that selects something, families first."""
+        made = [one for layer in self.made for one in layer]
+        families = {one.family for one in made}
+        modules = (one.module for one in made)
+        return tuple(dict.fromkeys([*(family for family in FAMILIES if family in families), *modules]))
 
     @cached_property
     def _sets(self) -> tuple[tuple[Words, ...], ...]:
@@ -101,14 +117,43 @@ class Menus:
     def order(self, layer: int, keep: Words) -> tuple[str, ...]:
         """The words of a set in the menu's order."""
         listed = [one.word for one in self.outputs[self.sampled.places[layer]]]
-        return tuple(sorted(keep, key=lambda word: (listed.index(word) if word in listed else -1, word)))
+        return tuple(sorted(keep, key=lambda word: (listed.index(word) if word in listed else len(listed), word)))
+
+    def empty(self, keeps: Keeps) -> tuple[int, ...]:
+        """The layers in which what is asked for selects nothing."""
+        places = self.sampled.places
+        return tuple(i for i, words in keeps.items() if not self._selected(self.made[places[i]], words))
+
+    @staticmethod
+    def _selected(made: Iterable[Output], words: Iterable[str]) -> bool:
+        return any(selects(word, one.family, one.path) for word in words for one in made)
 
     def check(self, asked: Iterable[str], where: str = "--checkpoint") -> None:
-        """Raises InputError for a word that selects nothing in this model."""
-        for word in asked:
-            if word not in self.words:
-                wrong = f"no output {word[:64]!r} to keep in {self.model.name}"
-                raise InputError(wrong, where=where, choices=self.words, got=word)
+        """Raises InputError for a word that selects nothing in this model, a family only where nothing else is kept."""
+        words = tuple(asked)
+        made = [one for layer in self.made for one in layer]
+        idle = [word for word in words if not self._selected(made, (word,))]
+        for word in idle:
+            if word not in FAMILIES or len(idle) == len(words):
+                raise self._refused(word, where)
+
+    def _refused(self, word: str, where: str) -> InputError:
+        """Why nothing of that name can be kept, and what can."""
+        name, shown = self.model.name, word[:64]
+        can = ", ".join(self.words)
+        called = (path.removesuffix(ADAPTER) for path in self._tape.called or ())
+        if word == CORE:
+            hint = f"--checkpoint modules:{CORE} runs attention's kernel again in backward; can be kept: {can}"
+            return InputError(f"{CORE} is no output to keep", where=where, hint=hint)
+        if word in FAMILIES or any(f".{path}".endswith(f".{word}") for path in called):
+            what = f"in {name} no {word}" if word in FAMILIES else f"no output of {shown!r} in {name}"
+            return InputError(
+                f"{what} can be kept: selective checkpointing sees ops of torch's dispatcher, not kernels "
+                "that a library launches itself (fla, causal_conv1d, mamba_ssm, Liger), nor what is no product",
+                where=where,
+                hint=f"can be kept: {can}",
+            )
+        return InputError(f"no output {shown!r} to keep in {name}", where=where, choices=self.words, got=word)
 
     def kept(self, chosen: Sequence[tuple[int, Words]]) -> list[Kept]:
         """What those layers need when they keep those outputs; each distinct layer and set is run once."""
@@ -191,8 +236,11 @@ def word_of(output: Output) -> str:
     return output.family if output.family == "attention" else output.module
 
 
-def _ordered(words: Mapping[str, Sequence[Output]]) -> tuple[Worth, ...]:
-    worth = [Worth(word, sum(o.nbytes for o in made), sum(o.flops for o in made)) for word, made in words.items()]
+def _ordered(made: Iterable[Output]) -> tuple[Worth, ...]:
+    words: dict[str, list[Output]] = {}
+    for output in made:
+        words.setdefault(word_of(output), []).append(output)
+    worth = [Worth(word, sum(o.nbytes for o in of), sum(o.flops for o in of)) for word, of in words.items()]
     return tuple(sorted(worth, key=lambda w: -w.flops / max(w.nbytes, 1)))
 
 

@@ -22,6 +22,8 @@ Words = frozenset[str]
 """Outputs that a checkpointed layer keeps: op families (`attention`, `matmul`) and last names of modules."""
 Keeps = Mapping[int, Words]
 """A segment's first layer -> what it keeps."""
+CORE = "core_attn"
+"""Attention's kernel alone, as Megatron-Core calls it."""
 NOTHING_KEPT: Keeps = MappingProxyType({})
 
 
@@ -153,6 +155,25 @@ class Selective(msgspec.Struct, frozen=True):
         return "selective:" + ",".join(self.ops)
 
 
+class Modules(msgspec.Struct, frozen=True):
+    """No layer as a whole, but these parts of every layer, each a checkpoint of its own that keeps its inputs:
+    `modules:self_attn,mlp`, `modules:core_attn`.
+
+    A part is a module by the name that the model's layers give it, or `core_attn`: attention's kernel, from queries,
+    keys and values to its output. Megatron-Core's `recompute_granularity=selective` with `recompute_modules`
+    (megatron/core/transformer/transformer_config.py); accelerate up to 1.14 under FSDP2, which wrapped each child of a
+    layer (accelerate/utils/fsdp_utils.py, fsdp2_apply_ac).
+    """
+
+    names: tuple[str, ...]
+
+    def segments(self, layers: Layers) -> tuple[Segment, ...]:
+        return ()
+
+    def __str__(self) -> str:
+        return "modules:" + ",".join(self.names)
+
+
 class KeptOutputs(msgspec.Struct, frozen=True):
     """Layers, each checkpointed on its own, that keep these outputs."""
 
@@ -190,6 +211,11 @@ class Explicit(msgspec.Struct, frozen=True):
         return "segments:" + "/".join(parts)
 
 
+def recomputed_parts(policy: Policy) -> frozenset[str]:
+    """The parts of every layer that are checkpoints of their own; empty for most policies."""
+    return frozenset(policy.names) if isinstance(policy, Modules) else frozenset()
+
+
 def kept_outputs(policy: Policy, segments: Sequence[Segment]) -> Keeps:
     """What the policy's segments keep beside their input; empty for most policies."""
     if isinstance(policy, (Selective, Explicit)):
@@ -204,7 +230,13 @@ _COUNTED: dict[str, type[EveryK] | type[OneIn] | type[FirstN] | type[Heaviest]] 
     "first": FirstN,
     "heaviest": Heaviest,
 }
-POLICY_WORDS = (*_PLAIN, *(f"{word}:N" for word in _COUNTED), "segments:0-3,4-7", "selective:attention,up_proj")
+POLICY_WORDS = (
+    *_PLAIN,
+    *(f"{word}:N" for word in _COUNTED),
+    "segments:0-3,4-7",
+    "selective:attention,up_proj",
+    "modules:self_attn,mlp",
+)
 MOST_LAYERS = 1 << 16
 """Layers that one list may name."""
 
@@ -218,6 +250,9 @@ def parse_policy(text: str, where: str = "--checkpoint") -> Policy:
         return _parse_explicit(rest, where)
     if colon and word == "selective":
         return Selective(_parse_words(rest, ",", where))
+    if colon and word == "modules":
+        allowed = f"{CORE}, names of modules of a layer"
+        return Modules(_parse_words(rest, ",", where, what="modules", allowed=allowed))
     if word in _COUNTED:
         if not (rest.isascii() and rest.isdigit()) or not 0 < int(rest[:20]) <= MAX_COUNT:
             raise InputError(f"{text!r} needs a number of layers", where=where, allowed=f"{word}:N with N of 1 or more")
@@ -248,11 +283,17 @@ def _parse_kept(text: str, where: str) -> KeptOutputs:
 _KEPT_FORM = "OUTPUT+OUTPUT@LAYER,FIRST..LAST,FIRST..LAST:STEP"
 
 
-def _parse_words(text: str, between: str, where: str) -> tuple[str, ...]:
+def _parse_words(
+    text: str,
+    between: str,
+    where: str,
+    *,
+    what: str = "outputs",
+    allowed: str = "attention, matmul, names of modules",
+) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(between)))
-    if not all(word.isidentifier() for word in words):
-        allowed = "attention, matmul, names of modules"
-        raise InputError(f"{text[:64]!r} is no list of outputs", where=where, allowed=allowed)
+    if not all(part.isidentifier() for word in words for part in word.split(".")):
+        raise InputError(f"{text[:64]!r} is no list of {what}", where=where, allowed=allowed)
     return words
 
 

@@ -21,6 +21,7 @@ from .autograd.tensor import Tensor
 from .chain import Chain, Stage
 from .layers.model import Walk, walk
 from .layers.prediction import exits, predictor
+from .policies import NoCheckpoint
 from .sampling import sample
 from .spec import Layer, Model, Run
 from .units import FP32, DType
@@ -66,7 +67,9 @@ class LayerProfile(msgspec.Struct, frozen=True):
         passed: tables that a checkpoint which begins with it keeps among its inputs (GPT-2's mask).
         reached: whether backward comes to it (`autograd.tape.StageTrace`).
         held: bytes of it, where it keeps nothing, that live on while the next one runs forward.
-        again: FLOPs that it runs again itself: a head with checkpoints of its own, a loss that makes its logits twice.
+        again: FLOPs that it runs again itself where it is stored: a stage with checkpoints of its own, a loss that makes
+            its logits twice.
+        rebuilt: bytes that these allocate when they run again.
         owed: bytes, of `stage.g`, that a split backward keeps for the gradients of its weights.
         buffers: bytes of what its modules hold from step to step that is no parameter, as the allocator counts them.
         formed: the parameters whose gradients its forward makes (a loss that runs its backward in chunks).
@@ -84,6 +87,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
     passed: tuple[SavedTensor, ...] = ()
     held: int = 0
     again: int = 0
+    rebuilt: int = 0
     owed: int = 0
     buffers: int = 0
     formed: tuple[Parameter, ...] = ()
@@ -190,11 +194,13 @@ def _joined(stage: Stage) -> Stage:
 
 @lru_cache(maxsize=64)
 def profile(model: Model, run: Run) -> ModelProfile:
-    """Profile every distinct layer of `model` once under `run` (whose checkpoint policy plays no part)."""
+    """Profile every distinct layer of `model` once under `run` (of whose checkpointing only that of parts of a layer
+    plays a part)."""
     sampled = sample(model, run)
     distinct, numbers = sampled.model, sampled.numbers
     stored = walk(distinct, run, numbers=numbers)
-    dropped = walk(distinct, run, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
+    whole = replace(run, checkpoint=NoCheckpoint())
+    dropped = walk(distinct, whole, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
     measured = _Measured(stored, dropped, _boundary(model, run), again=predictor(model, run) is not None)
     layers = _without_dead(distinct.layers, sampled.places, measured)
     return ModelProfile(
@@ -218,13 +224,13 @@ def _without_dead(distinct: Sequence[Layer], places: Sequence[int], measured: _M
     found, left, seen = [], set[int](), False
     for place in places:
         left.add(place + 1)
-        layer, dead = (above if seen else below)[place], sum(measured.dead(left).values())
+        layer, dead = (above if seen else below)[place], sum(measured.dead(measured.dropped, left).values())
         seen = seen or bool(layer.shared)
         stage = layer.stage
+        stage = replace(stage, tb=stage.tb - sum(measured.dead(measured.stored, left).values()))
         if dead and stage.tf_last is not None and stage.tb_again is not None:
             stage = replace(stage, tf_last=stage.tf_last - dead, tb_again=stage.tb_again - dead)
-            layer = replace(layer, stage=stage)
-        found.append(layer)
+        found.append(layer if stage == layer.stage else replace(layer, stage=stage))
     return tuple(found)
 
 
@@ -251,6 +257,7 @@ class _Measured:
         self.ending = own
         self.kept_dropped = [self.kept[0], *inputs, sum(rounded(row.nbytes) * row.count for row in own)]
         self.lingers = [0, *map(self._lingers, range(1, last)), 0]
+        self.leaves = [0, *map(self._leaves, range(1, last)), 0]
 
     def _own(self, i: int) -> list[SavedTensor]:
         return [row for row in self.rows[i] if row.owner is None or row.is_held]
@@ -264,10 +271,18 @@ class _Measured:
         left = trace.forward_end - trace.held - (trace.forward_start - before.held)
         return left - self.x if trace.reached else 0
 
-    def dead(self, left: Iterable[int]) -> dict[int, int]:
+    def _leaves(self, i: int) -> int:
+        """What the first forward of stored layer i leaves beside what it keeps and its output."""
+        trace, before = self.stored.stages[i], self.stored.stages[i - 1]
+        left = trace.forward_end - trace.held - (trace.forward_start - before.held)
+        keeps_input = any(row.born < row.stage for row in self._own(i))
+        return left - self.kept[i] - (0 if keeps_input else self.x) if trace.rebuilt else 0
+
+    @staticmethod
+    def dead(run: Walk, left: Iterable[int]) -> dict[int, int]:
         """Masks that were alive when backward began and are not once these are the stages left."""
-        kept = {key for i in left for key in self.dropped.stages[i].captured}
-        captured = (trace.captured.items() for trace in self.dropped.stages)
+        kept = {key for i in left for key in run.stages[i].captured}
+        captured = (trace.captured.items() for trace in run.stages)
         return {key: size for items in captured for key, size in items if key not in kept}
 
     def context(self, run: Walk, kept: list[int]) -> Context:
@@ -284,7 +299,7 @@ class _Measured:
         once = dropped.forward_peak - dropped.forward_start - self.x
         before = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:i]) + self.pending()
         before += self.owed(self.dropped, i + 1)
-        before -= sum(self.dead(range(1, i + 1)).values())
+        before -= sum(self.dead(self.dropped, range(1, i + 1)).values())
         again = dropped.replayed_flops
         profile = self._profile(layer.kind, i, self.x, self.x, once=once, replayed=again, tables=tables)
         if not dropped.reached:
@@ -351,7 +366,9 @@ class _Measured:
         kept = self.kept[i]
         s = kept - (x if keeps_input else 0)
         before = self.context(self.stored, self.kept).backward + sum(self.kept[:i])
-        start = before if kind == HEAD else trace.forward_start - x
+        if kind not in (EMBEDDING, HEAD):
+            before -= sum(self.dead(self.stored, range(1, i + 1)).values())
+        start = before + sum(self.leaves) if kind == HEAD else trace.forward_start - x
         left = self.pending() + self.owed(self.stored, i)
         stage = Stage(
             name=kind,
@@ -364,6 +381,7 @@ class _Measured:
             r=trace.flops,
             skip=0 if replayed is None else trace.flops - replayed,
             lingers=self.lingers[i],
+            leaves=self.leaves[i],
             keeps_input=keeps_input,
             checkpointable=replayed is not None,
         )
@@ -377,10 +395,11 @@ class _Measured:
             flops=trace.flops,
             reached=trace.reached,
             passed=_shared(self.dropped, i),
+            again=trace.replayed_flops,
+            rebuilt=trace.rebuilt,
             owed=trace.postponed,
             buffers=sum(size for stage, size in self.stored.tape.buffers.values() if stage == i),
             ascent=ascent(trace, points),
-            again=trace.replayed_flops if kind == HEAD else 0,
             formed=tuple(_described(p.parameter or "", p) for p in trace.formed),
         )
 

@@ -308,13 +308,15 @@ class Slowdown(Part, frozen=True):
 class PlanUnit(Part, frozen=True):
     """Consecutive layers, counted from 0, and what is done with them; of a measured chain, its stages.
 
-    kind: stored; checkpointed, as one segment; selective, each on its own with outputs kept; choice, of a stage's menu.
+    kind: stored; checkpointed, as one segment; selective, each on its own with outputs kept; modules, these parts of
+    each layer on their own; choice, of a stage's menu.
     """
 
     kind: str
     first_stage: int
     last_stage: int
     keeps: tuple[str, ...] | UnsetType = UNSET
+    modules: tuple[str, ...] | UnsetType = UNSET
     choice: str | UnsetType = UNSET
     inner: tuple[PlanUnit, ...] | UnsetType = UNSET
 

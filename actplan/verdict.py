@@ -13,7 +13,7 @@ from .budget import Body, Job, budget
 from .errors import InputError
 from .estimate.autograd import subject
 from .optimizers import OPTIMIZERS
-from .policies import EveryLayer, NoCheckpoint
+from .policies import EveryLayer, Modules, NoCheckpoint
 from .recipes import Offload, Recipe, load_recipe
 from .report import Band, Budget, Fit, PhaseBytes, Remedy
 from .running import under
@@ -175,7 +175,7 @@ def changes_of_any(run: Run, job: Job) -> Iterator[Change]:
 
 
 def _same_layers(run: Run, job: Job) -> Iterator[Change]:
-    if isinstance(run.checkpoint, NoCheckpoint):
+    if isinstance(run.checkpoint, NoCheckpoint | Modules):
         yield _run("--checkpoint layer", "one more forward of every layer", checkpoint=EveryLayer())
     if job.recipe.optimizer.name == "adamw":
         yield _optimizer("adamw8bit", "moments in 8 bits: little change in quality is reported")
@@ -230,7 +230,7 @@ def _recipe(run: Run, name: str, cost: str) -> Change:
 
 def _offloaded(run: Run, job: Job) -> Iterator[Change]:
     """Host memory for what is used once a step, or once a layer."""
-    if not isinstance(run.checkpoint, NoCheckpoint) and not job.offload_activations:
+    if not isinstance(run.checkpoint, NoCheckpoint | Modules) and not job.offload_activations:
         yield Change(
             "--offload activations",
             "every boundary crosses the link to the host twice",

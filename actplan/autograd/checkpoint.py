@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from .node import Node
-from .tape import Handle, Kept, Selection, Tape
+from .selection import Selection
+from .tape import Handle, Kept, Tape
 from .tensor import Tensor
+
+R = TypeVar("R")
 
 
 class _StopReplayError(Exception):
@@ -33,7 +37,7 @@ class _Dropped:
 class _Frame:
     """One checkpointed part: what to run again, on which inputs, and what the replay has rebuilt."""
 
-    def __init__(self, tape: Tape, run: Callable[..., Tensor], keep: frozenset[str]) -> None:
+    def __init__(self, tape: Tape, run: Callable[..., Any], keep: frozenset[str]) -> None:
         self.tape, self.run = tape, run
         self.selection = Selection(keep) if keep else None
         self.path, self.stage = tape.path, tape.stage
@@ -84,16 +88,14 @@ class _Rebuild:
         return Kept(tensor.alias())
 
 
-def checkpoint(
-    tape: Tape, run: Callable[..., Tensor], *inputs: Tensor, name: str, keep: frozenset[str] = frozenset()
-) -> Tensor:
+def checkpoint(tape: Tape, run: Callable[..., R], *inputs: Tensor, name: str, keep: frozenset[str] = frozenset()) -> R:
     """Run `run(*inputs)` keeping nothing but the inputs until its backward, and the outputs that `keep` selects
-    (`tape.Selection`); `name` is the first module's.
+    (`selection.Selection`); `name` is the first module's, empty for the module that is running.
 
     Whatever else `run` closes over (rope tables, masks) stays alive with the graph, but is not saved.
     """
     frame = _Frame(tape, run, keep)
-    tape.path = f"{frame.path}.{name}"
+    tape.path = f"{frame.path}.{name}" if name else frame.path
     for tensor in inputs:
         handle = tape.pack_outside(tensor, "checkpoint", "the input of a checkpointed segment, to run it again")
         frame.inputs.append((handle, tensor.requires_grad))

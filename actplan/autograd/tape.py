@@ -16,6 +16,7 @@ import msgspec
 from ..units import DType
 from .meter import Meter, rounded
 from .node import Edge, Node, Rule
+from .selection import Output, Selection
 from .tensor import HELD, Shape, Storage, Tensor, contiguous_strides
 
 OUTSIDE = -1
@@ -74,53 +75,6 @@ class SavedTensor(msgspec.Struct):
         return self.owner is not None and self.owner.startswith(HELD)
 
 
-class Selection:
-    """Selective checkpointing: outputs that a checkpointed part keeps, and its replay takes instead of computing
-    (torch/utils/checkpoint.py, create_selective_checkpoint_contexts).
-
-    keep: words, each an op family (`matmul`, `attention`) or the last name of a module (`up_proj`).
-    """
-
-    __slots__ = ("keep", "kept", "taken")
-
-    def __init__(self, keep: frozenset[str]) -> None:
-        self.keep = keep
-        self.kept: list[Kept | None] = []
-        self.taken = 0
-
-    def wants(self, family: str, path: str) -> bool:
-        """Whether an output of that family, made in that module, is kept."""
-        return family in self.keep or path.rpartition(".")[2] in self.keep
-
-    def take(self) -> Tensor:
-        """The next kept output; from now on it lives with whoever uses it."""
-        kept = self.kept[self.taken]
-        assert kept is not None
-        self.kept[self.taken] = None
-        self.taken += 1
-        return kept.tensor
-
-
-class Output(msgspec.Struct, frozen=True):
-    """An output worth keeping (`Tape.output`): the module and op that made it, its rounded bytes, and its FLOPs.
-
-    stage: the one that it was made in, OUTSIDE in a replay.
-    """
-
-    path: str
-    op: str
-    family: str
-    nbytes: int
-    flops: int
-    stage: int
-    replayed: bool
-
-    @property
-    def module(self) -> str:
-        """The last name of the module, which is what a selection asks for."""
-        return self.path.rpartition(".")[2]
-
-
 class Recorder:
     """The default hook: keeps every tensor, and writes a storage into the ledger once."""
 
@@ -148,7 +102,8 @@ class Tape:
         autocast: the type that `torch.autocast` has matrix products run in, None outside of it (`ops.casts`).
         casts: the low-precision copies of weights that autocast remembers.
         trains: whether the parameter of a path gets a gradient.
-        outputs: what is worth keeping, in order of creation; a list put here is filled.
+        outputs: what can be kept, in order of creation; a list put here is filled.
+        called: the paths of all modules that were run; a set put here is filled.
         checkpoints, rebuilt_bytes: how many parts are checkpointed, and what the replay of each one allocated.
         parameters: path -> the parameter, in order of creation.
         buffers: path -> stage and bytes (rounded) of what a module holds from step to step and is no parameter.
@@ -163,6 +118,7 @@ class Tape:
         self.flops = self.replayed_flops = 0
         self.selection: Selection | None = None
         self.outputs: list[Output] | None = None
+        self.called: set[str] | None = None
         self.checkpoints = 0
         self.rebuilt_bytes: dict[int, int] = {}
         self.accumulated: list[Tensor] = []
@@ -202,9 +158,9 @@ class Tape:
         return Tensor(self, shape, contiguous_strides(shape) if strides is None else strides, dtype, storage)
 
     def output(self, shape: Shape, dtype: DType, op: str, *, family: str, flops: int) -> Tensor:
-        """The output of an op worth keeping: computed for `flops`, or taken from what a selection kept.
+        """The output of an op that can be kept: computed for `flops`, or taken from what a selection kept.
 
-        family: `matmul` or `attention`, the words of a selection.
+        family: one of `selection.FAMILIES`.
         """
         selection = self.selection
         wanted = selection is not None and selection.wants(family, self.path)
@@ -394,6 +350,8 @@ class StageTrace(msgspec.Struct):
     """The parameters whose gradients are accumulated in its forward."""
     accumulated: list[Tensor] = []
     """The parameters whose gradients are accumulated in its backward, in order."""
+    rebuilt: int = 0
+    """Bytes that the replays in its backward allocate."""
     postponed: int = 0
     """Bytes kept for weights' gradients that are computed later."""
     held: int = 0

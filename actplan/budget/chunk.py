@@ -8,8 +8,9 @@ import msgspec
 from msgspec.structs import replace
 
 from ..chain import Chain, Phase, heights, with_segments
+from ..errors import InputError
 from ..layers.model import uncrossed
-from ..policies import Keeps, Layers, Segment, kept_outputs
+from ..policies import Keeps, Layers, Segment, kept_outputs, recomputed_parts
 from ..profile import Ascent, LayerProfile
 from ..recipes import Recipe
 from ..states import units_of
@@ -52,6 +53,9 @@ class Chunk:
         first, last = span
         self.head = plan.head and last == body.layers.count - 1
         embedding = plan.embedding and first == 0
+        if job.offload_activations and recomputed_parts(body.run.checkpoint):
+            wrong = "the inputs of parts of a layer are not moved"
+            raise InputError(wrong, where="--offload activations", allowed="with a policy of whole layers")
         segments, keeps = _segments(body, first, last)
         whole = _whole(body, segments, keeps, first, offloaded=job.offload_activations)
         lower, upper = first + (0 if embedding else 1), last + 1 + (1 if self.head else 0)

@@ -78,8 +78,8 @@ def _distinct(values: object) -> tuple[object, ...]:
 
 
 def split_policies(text: str) -> list[str]:
-    """`none,segments:0-3,4-7,sqrt` is three policies: a number goes on with the segments before it, and an output
-    with the selection before it."""
+    """`none,segments:0-3,4-7,sqrt` is three policies: a number goes on with the segments before it, and the name
+    of an output or module with the list before it."""
     parts: list[str] = []
     for part in text.split(","):
         if parts and _goes_on(parts[-1].strip(), part.strip()):
@@ -92,7 +92,7 @@ def split_policies(text: str) -> list[str]:
 def _goes_on(policy: str, part: str) -> bool:
     if policy.startswith("segments:"):
         return part[:1].isdigit()
-    return policy.startswith("selective:") and ":" not in part and part not in POLICY_WORDS
+    return policy.startswith(("selective:", "modules:")) and ":" not in part and part not in POLICY_WORDS
 
 
 RUN_AXES = (

@@ -130,8 +130,8 @@ class RunOptions:
         Option(
             "--checkpoint",
             metavar="POLICY",
-            help="none, layer, block, sqrt, every:K, one-in:K, first:N, heaviest:N, segments:0-3,4-7 or "
-            "selective:attention,up_proj.",
+            help="none, layer, block, sqrt, every:K, one-in:K, first:N, heaviest:N, segments:0-3,4-7, "
+            "selective:attention,up_proj or modules:self_attn,mlp.",
         ),
     ] = "none"
     checkpoint_dtype: Annotated[

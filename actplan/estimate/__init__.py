@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
+
 from ..mesh import Mesh
-from ..policies import parse_policy
 from ..report import Checkpointed, Estimates, ModelInfo, Report, RunInfo, Segmentation
 from ..spec import Model, Run
 from . import notes, textbook
@@ -57,7 +58,7 @@ def sweep_row(model: Model, run: Run) -> dict[str, object]:
         "textbook_bytes": textbook.textbook(model, run).saved_bytes,
         "autograd_bytes": chosen.saved_bytes,
         "checkpointed_policy": row.policy,
-        "checkpointed_textbook_bytes": table.textbook_peak(parse_policy(row.policy)),
+        "checkpointed_textbook_bytes": None if row.textbook is UNSET else row.textbook.peak_bytes,
         "checkpointed_autograd_bytes": row.autograd.peak_bytes,
         "peak_forward_bytes": chosen.peak_forward_bytes,
         "peak_backward_bytes": chosen.peak_backward_bytes,

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from ..autograd.meter import rounded
 from ..autograd.tape import SavedTensor
 from ..chain import Chain, Evaluation, evaluate, with_segments
+from ..errors import InputError
 from ..layers.model import uncrossed
 from ..layers.names import outside_parts
 from ..layers.prediction import part_of
 from ..menus import Menus, menus
-from ..policies import Keeps, Layers, Policy, Segment, kept_outputs
+from ..policies import Keeps, Layers, NoCheckpoint, Policy, Segment, kept_outputs, recomputed_parts
 from ..profile import Ascent, LayerProfile, ModelProfile, profile
 from ..report import OutsideLayers, OutsideWithLosses
 from ..spec import Model, Run
@@ -24,7 +25,8 @@ from ..units import FP32, DType
 
 
 class Subject:
-    """A model under one run, whatever is checkpointed of it: its profile and chains, made once."""
+    """A model under one run, whatever is checkpointed of its layers: its profile and chains, made once. Where parts of
+    layers are checkpoints of their own (`policies.Modules`), the layers are those of that run."""
 
     def __init__(self, model: Model, run: Run) -> None:
         self.model, self.run = model, run
@@ -32,14 +34,24 @@ class Subject:
 
     @cached_property
     def profile(self) -> ModelProfile:
-        """A run's checkpointing has no part in it, so that all policies share one."""
+        """A run's checkpointing of whole layers has no part in it, so that all policies share one."""
         return profile(self.model, self.plain_run)
 
     @cached_property
     def plain_run(self) -> Run:
-        """The run without its checkpointing."""
-        plain = Run()
-        return replace(self.run, checkpoint=plain.checkpoint, checkpoint_dtype=plain.checkpoint_dtype)
+        """The run without its checkpointing of whole layers."""
+        inner = self.run.checkpoint if self.parts else NoCheckpoint()
+        return replace(self.run, checkpoint=inner, checkpoint_dtype=None)
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The parts of every layer that are checkpoints of their own."""
+        return recomputed_parts(self.run.checkpoint)
+
+    @property
+    def whole(self) -> Subject:
+        """The same with no part of a layer checkpointed."""
+        return subject(self.model, replace(self.run, checkpoint=NoCheckpoint())) if self.parts else self
 
     @property
     def menus(self) -> Menus:
@@ -93,6 +105,11 @@ class Subject:
 
     def under(self, policy: Policy) -> Segmented:
         """With the segments that the policy chooses; where nothing is trained a segment keeps nothing."""
+        if recomputed_parts(policy) != self.parts:
+            return subject(self.model, replace(self.run, checkpoint=policy)).under(policy)
+        if self.parts and self.run.checkpoint_dtype is not None:
+            wrong = "parts of a layer keep their inputs as they are"
+            raise InputError(wrong, where="--checkpoint-dtype", allowed="with a policy of whole layers")
         layers = self.profile.layers
         segments = uncrossed(policy.segments(self.layers), self.profile.exits)
         chosen = tuple(part for part in segments if layers[part[1]].reached)
@@ -201,7 +218,10 @@ class Segmented:
         chain = self.chain
         if self.keeps:
             chain = self.subject.with_choices(chain, self.keeps)
-        return evaluate(chain, with_segments(len(chain), self.segments, shift=1, chosen=self.keeps))
+        found = evaluate(chain, with_segments(len(chain), self.segments, shift=1, chosen=self.keeps))
+        if not self.subject.parts:
+            return found
+        return replace(found, cost=found.cost + sum(layer.again for layer in self.profile.layers))
 
     @property
     def recompute_flops_fraction(self) -> float:

@@ -217,6 +217,15 @@ def _recomputation(model: Model, run: Run) -> Said:
             "dropout is active: its random state must be restored for the replay (preserve_rng_state=True, the "
             "default), or gradients are silently wrong",
         )
+    chosen = segmented(model, run, run.checkpoint)
+    empty = chosen.subject.menus.empty(chosen.keeps) if chosen.keeps else ()
+    if empty:
+        kinds = sorted({model.layers[i].kind for i in empty})
+        yield (
+            "nothing-kept",
+            f"{run.checkpoint} keeps no output in {len(empty)} of {model.num_layers} layers ({', '.join(kinds)}), "
+            "which are run again whole: kernels that a library launches itself are no ops of torch's dispatcher",
+        )
     yield (
         "recompute-state",
         "a replay must do what the first run did: turn the key-value cache off (use_cache=False); modules that keep "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import accumulate
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from ..policies import EveryK, NoCheckpoint, Policy
@@ -19,7 +20,7 @@ class Table:
     """Rows of one model and run, each computed once."""
 
     def __init__(self, model: Model, run: Run) -> None:
-        self.run, self.subject = run, subject(model, run)
+        self.run, self.subject = run, subject(model, run).whole
         self.layers = self.subject.layers
         self.layer_bytes = textbook.layer_bytes(model, run)
         self._rows: dict[str, Segmentation] = {}
@@ -88,11 +89,13 @@ class Table:
             num_segments=len(autograd.segments),
             recompute_flops_fraction=autograd.recompute_flops_fraction,
             textbook=self._textbook(autograd),
-            autograd=accounting(autograd, self._full if autograd.segments else autograd.peak_bytes),
+            autograd=accounting(autograd, self._full if str(policy) != "none" else autograd.peak_bytes),
         )
 
-    def _textbook(self, autograd: Segmented) -> Accounting:
-        """The shape count; outputs that checkpointed layers keep are stored beside it."""
+    def _textbook(self, autograd: Segmented) -> Accounting | UnsetType:
+        """The shape count; outputs that checkpointed layers keep are stored beside it. It knows no parts of a layer."""
+        if autograd.subject.parts:
+            return UNSET
         row = textbook.segmented(self.layer_bytes, self._textbook_boundary, autograd.segments)
         kept = sum(one.saved for one in self.subject.menus.kept(list(autograd.keeps.items()))) if autograd.keeps else 0
         peak = row.peak_bytes + kept

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..chain import Chain, Evaluation, Stage, evaluate, with_segments
+from ..errors import InputError
 from ..ledgerfile import Evaluation as Evaluated
 from ..ledgerfile import Ledger, StageNumbers
-from ..policies import EveryK, Layers, NoCheckpoint, Policy, Segment
+from ..policies import EveryK, Layers, NoCheckpoint, Policy, Segment, kept_outputs, recomputed_parts
 from ..report import Checkpointed as CheckpointedRow
 from ..report import (
     Estimates,
@@ -58,8 +59,15 @@ class Traced:
         return self.under(NoCheckpoint()).peak_bytes
 
     def under(self, policy: Policy) -> TracedSegments:
-        """With the segments that the policy chooses."""
-        return TracedSegments(self, policy.segments(self.layers))
+        """With the segments that the policy chooses.
+
+        Raises:
+            InputError: a policy that looks into layers, which a ledger does not.
+        """
+        segments = policy.segments(self.layers)
+        if recomputed_parts(policy) or kept_outputs(policy, segments):
+            raise InputError("a ledger holds whole layers", where="--checkpoint", allowed="policies of whole layers")
+        return TracedSegments(self, segments)
 
 
 def _stage(numbers: StageNumbers) -> Stage:

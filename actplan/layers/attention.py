@@ -25,9 +25,9 @@ def attention(
         query, key, *_held = rotate(query, key, tables)
     if spec.sinks:
         sinks = m.parameter("sinks", query.shape[1])
-        output, weights = m.kernels.sink_attention(query, key, value, mask, sinks, spec.dropout)
+        output, weights = m.attend(m.kernels.sink_attention, query, key, value, mask, sinks, spec.dropout)
     else:
-        output, weights = m.kernels.attention(query, key, value, mask, spec)
+        output, weights = m.attend(m.kernels.attention, query, key, value, mask, spec)
     output = contiguous(reshape(output, *lead, -1))
     if gate is not None:
         output = mul(output, sigmoid(gate))

@@ -23,7 +23,14 @@ from .scope import Scope, enter, row
 
 def decoder_layer(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """[B, T, hidden] to the same."""
-    return _RESIDUALS[spec.residual.type](m, hidden, spec, tables, mask)
+    layer = _RESIDUALS[spec.residual.type]
+    if not m.recomputed or m.tape.replaying:
+        return layer(m, hidden, spec, tables, mask)
+    m.inside = ""
+    try:
+        return layer(m, hidden, spec, tables, mask)
+    finally:
+        m.inside = None
 
 
 def _pre_norm(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
@@ -203,8 +210,22 @@ _RESIDUALS: dict[str, Callable[[Scope, Tensor, Layer, Tables | None, Tensor | No
 }
 
 
+OWN_DROPOUT = {"attn_dropout": "self_attn.dropout", "mlp_dropout": "mlp.dropout"}
+"""A branch's dropout in the layer -> in the branch's module, where `names` says that a model has it there."""
+
+
 def _dropped(m: Scope, name: str, x: Tensor, spec: Layer) -> Tensor:
-    return m.call(name, drop, x, spec.residual.dropout) if spec.residual.dropout else x
+    """Dropout of a branch, unless the branch's own module does it."""
+    if not spec.residual.dropout or OWN_DROPOUT[name] in m.names:
+        return x
+    return m.call(name, drop, x, spec.residual.dropout)
+
+
+def _own_dropout(m: Scope, name: str, x: Tensor, spec: Layer) -> Tensor:
+    """Dropout of a branch, where the branch's own module does it as the last thing."""
+    if not spec.residual.dropout or name not in m.names:
+        return x
+    return m.call(name, drop, x, spec.residual.dropout)
 
 
 def drop(m: Scope, x: Tensor, probability: float) -> Tensor:
@@ -220,7 +241,7 @@ def mixer(m: Scope, x: Tensor, spec: Layer, tables: Tables | None, mask: Tensor 
     """The token mixer of a layer, under the name that its model gives it; also its probabilities, if it has any."""
     x = enter(m, x)
     if isinstance(spec.mixer, Attention):
-        return m.call("self_attn", attention, x, spec.mixer, spec.norm, tables, mask)
+        return m.call("self_attn", _attention, x, spec, tables, mask)
     if isinstance(spec.mixer, LatentAttention):
         from .mla import latent_attention
 
@@ -242,4 +263,17 @@ def feed_forward(m: Scope, x: Tensor, spec: Layer) -> tuple[Tensor, Tensor | Non
 
         return m.call("moe" if "moe" in m.names else "mlp", moe, x, spec.mlp)
     assert spec.mlp is not None
-    return m.call("mlp", mlp, x, spec.mlp), None
+    return m.call("mlp", _mlp, x, spec), None
+
+
+def _attention(
+    m: Scope, x: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    assert isinstance(spec.mixer, Attention)
+    output, weights = attention(m, x, spec.mixer, spec.norm, tables, mask)
+    return _own_dropout(m, "self_attn.dropout", output, spec), weights
+
+
+def _mlp(m: Scope, x: Tensor, spec: Layer) -> Tensor:
+    assert isinstance(spec.mlp, Mlp)
+    return _own_dropout(m, "mlp.dropout", mlp(m, x, spec.mlp), spec)

@@ -31,7 +31,9 @@ def latent_attention(
     q_rot, k_rot = (rotate_neighbours if spec.rope_interleave else rotate)(q_rot, k_rot, tables)
     query_states = cat((q_pass, q_rot), -1)
     key_states, value_states = _expand_kv(m, kv_nope, k_rot, spec)
-    output, weights = m.kernels.latent_attention(query_states, key_states, value_states, mask, _dropped(spec, head_dim))
+    output, weights = m.attend(
+        m.kernels.latent_attention, query_states, key_states, value_states, mask, _dropped(spec, head_dim)
+    )
     output = contiguous(reshape(output, batch, length, -1))
     output = m.call("o_proj", row, output, hidden, spec.bias)
     return output, weights

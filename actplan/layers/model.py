@@ -13,7 +13,7 @@ from ..autograd.meter import rounded
 from ..autograd.tape import OUTSIDE, StageTrace
 from ..autograd.tensor import Storage, contiguous_strides
 from ..errors import InputError
-from ..policies import Segment
+from ..policies import CORE, Segment, recomputed_parts
 from ..spec import Layer, Model, Run
 from ..units import INT64
 from . import head, inputs, losses, prediction
@@ -65,7 +65,7 @@ class Walk(msgspec.Struct):
 
 
 Keeps = Mapping[int, frozenset[str]]
-"""A segment's first layer -> the outputs it keeps all the same (`autograd.tape.Selection`)."""
+"""A segment's first layer -> the outputs it keeps all the same (`autograd.selection.Selection`)."""
 
 
 def walk(
@@ -88,9 +88,18 @@ def walk(
     tape.trains = trains(run)
     copies = frozenset(run.adapters.modules_to_save if run.adapters else ())
     names = names_of(model.naming)
-    m = Scope(tape, kernels(model, run), run.residual_dtype, run.mesh, names, project=projection(run), copies=copies)
+    parts = recomputed_parts(run.checkpoint)
+    if parts and tape.called is None:
+        tape.called = set()
+    m = Scope(
+        *(tape, kernels(model, run), run.residual_dtype, run.mesh, names),
+        project=projection(run),
+        copies=copies,
+        recomputed=parts,
+    )
     with tape.autocasting(run.autocast_dtype):
         loss, held = _forward(m, model, run, segments, keeps, stepper, numbers or range(model.num_layers))
+    _check_parts(m, model)
     if not run.trains_all:
         tape.settle()
     result.end_forward_bytes = tape.meter.live
@@ -103,6 +112,16 @@ def walk(
     stepper.backward(None)
     result.peak_backward_bytes = max(stage.backward_peak for stage in result.stages)
     return result
+
+
+def _check_parts(m: Scope, model: Model) -> None:
+    """Raises InputError for a part to run again that no layer has."""
+    for name in sorted(m.recomputed - m.met):
+        layers = f".{names_of(model.naming).get('layers', 'layers')}."
+        inside = (path.partition(layers)[2].partition(".")[2] for path in sorted(m.tape.called or ()))
+        has = [CORE, *dict.fromkeys(part for path in inside for part in path.split(".") if part)]
+        wrong = f"no part {name[:64]!r} in the layers of {model.name}"
+        raise InputError(wrong, where="--checkpoint", choices=has, got=name)
 
 
 def _untrained(tape: Tape, run: Run) -> InputError:
@@ -124,7 +143,7 @@ class _Stepper:
     def __init__(self, tape: Tape, stages: list[StageTrace]) -> None:
         self.tape, self.stages = tape, stages
         self.current: int | None = None
-        self.flops = self.replayed = self.accumulated = self.postponed = 0
+        self.flops = self.replayed = self.rebuilt = self.accumulated = self.postponed = 0
 
     def begin(self, stage: int) -> None:
         tape = self.tape
@@ -159,12 +178,13 @@ class _Stepper:
             trace.accumulated = tape.accumulated[self.accumulated :]
             trace.backward_peak, trace.backward_end = tape.meter.mark(), tape.meter.live
             trace.replayed_flops = tape.replayed_flops - self.replayed
+            trace.rebuilt = tape.meter.rebuilt - self.rebuilt
             trace.postponed = tape.postponed_bytes - self.postponed
         else:
             tape.meter.gone = 0
             tape.meter.mark()
         self.replayed, self.accumulated, self.current = tape.replayed_flops, len(tape.accumulated), stage
-        self.postponed = tape.postponed_bytes
+        self.postponed, self.rebuilt = tape.postponed_bytes, tape.meter.rebuilt
         if stage is not None:
             self.stages[stage].reached = True
             self.stages[stage].backward_start = tape.meter.live
@@ -229,6 +249,7 @@ def _language_model(
     shared = inputs.shared(m, model, run)
     hidden = inputs.with_positions(m, inputs_embeds, position_embeds, model)
     stepper.end(0)
+    m.positions = None if model.naming in NO_POSITION_IDS else positions.ids
 
     # a checkpointed layer's arguments stay alive with its graph: position ids too, which no kernel reads
     def run_layers(first: int, given: Shared, held: Tensor | None, hidden: Tensor, *masks: Tensor) -> Tensor:
@@ -244,8 +265,7 @@ def _language_model(
             given = shared.of(model.layers[first : last + 1])
             stepper.captured(first, given.masks.values())
             positional = given.masks.values() if model.naming in POSITIONAL_MASK else ()
-            held = None if model.naming in NO_POSITION_IDS else positions.ids
-            run_segment = partial(run_layers, first, given, held)
+            run_segment = partial(run_layers, first, given, m.positions)
             keep = keeps.get(first, frozenset())
             name = _layer_name(m, numbers[first])
             hidden = checkpoint(m.tape, run_segment, hidden, *positional, name=name, keep=keep)
@@ -255,7 +275,7 @@ def _language_model(
             left.append(hidden)
     stepper.begin(model.num_layers + 1)
     normed = m.call("norm", norm, hidden, model.norm)
-    m.held = None
+    m.held = m.positions = None
     if prediction.predictor(model, run) is None:
         return [normed], left
     return prediction.predict(m, normed, ids, model, shared, checkpointed=bool(segments)), left
@@ -263,8 +283,11 @@ def _language_model(
 
 def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: Shared, stepper: _Stepper) -> Tensor:
     stepper.begin(i + 1)
+    m.captured = {}
     hidden = m.call(_layer_name(m, number), decoder_layer, hidden, spec, shared.rope(spec), shared.mask(spec))
     stepper.end(i + 1)
+    if m.captured:
+        stepper.stages[i + 1].captured = m.captured
     if m.held is not None and m.held.storage.row is None and not m.tape.replaying:
         stepper.stages[i + 1].held = rounded(m.held.storage.nbytes)
     return hidden

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from ..autograd import Tape, Tensor
+from ..autograd import Tape, Tensor, checkpoint
+from ..autograd.meter import rounded
+from ..errors import InputError
 from ..mesh import Mesh
 from ..ops import linear as ops
 from ..ops.communication import all_gather, all_reduce, copy_to_group, reduce_scatter
+from ..policies import CORE
 from ..units import DType
 
 if TYPE_CHECKING:
+    from ..ops.attention import Attended
     from .kernels import Kernels
 
 P = ParamSpec("P")
@@ -26,7 +31,10 @@ class Scope:
     does; locals of a layer function live as long as those of the forward it mirrors.
     """
 
-    __slots__ = ("copies", "dtype", "held", "kernels", "mesh", "names", "project", "tape")
+    __slots__ = (
+        *("captured", "copies", "dtype", "held", "inside", "kernels"),
+        *("mesh", "met", "names", "positions", "project", "recomputed", "tape"),
+    )
 
     def __init__(
         self,
@@ -38,11 +46,21 @@ class Scope:
         *,
         project: Projection | None = None,
         copies: frozenset[str] = frozenset(),
+        recomputed: frozenset[str] = frozenset(),
     ) -> None:
-        """`project`: what a linear of the model is run by. `copies`: modules in whose place a trained copy runs."""
+        """`project`: what a linear of the model is run by. `copies`: modules in whose place a trained copy runs.
+        `recomputed`: parts of a layer that are checkpoints of their own (`policies.Modules`)."""
         self.tape, self.kernels, self.dtype, self.mesh, self.names = tape, kernels, dtype, mesh, names
         self.project = project or plain_linear
-        self.copies = copies
+        self.copies, self.recomputed = copies, recomputed
+        self.met = set[str]()
+        """The parts among `recomputed` that were run."""
+        self.captured: dict[int, int] = {}
+        """Bytes of the masks that checkpoints of parts keep alive, by storage."""
+        self.positions: Tensor | None = None
+        """The position ids that every layer and its attention are given, which no kernel reads."""
+        self.inside: str | None = None
+        """The part of a decoder layer that is being checkpointed, empty in the layer itself, None outside of it."""
         self.held: Tensor | None = None
         """What the model's loop over its layers still holds of the one before (Falcon's probabilities)."""
 
@@ -54,10 +72,45 @@ class Scope:
         tape.path = f"{outer}.{name}" if outer and name else outer or name
         if name in self.copies:
             tape.path += TRAINED_COPY
+        if tape.called is not None:
+            tape.called.add(tape.path)
         try:
+            if name in self.recomputed and self.inside is not None:
+                return self._checkpointed(name, partial(module, self), args, kwargs)
             return module(self, *args, **kwargs)
         finally:
             tape.path = outer
+
+    def attend(
+        self, kernel: Callable[..., Attended], query: Tensor, key: Tensor, value: Tensor, *rest: object
+    ) -> Attended:
+        """Run an attention kernel. Where `core_attn` is checkpointed it keeps queries, keys and values, and hands out
+        no probabilities (megatron/core/transformer/attention.py, _checkpointed_attention_forward)."""
+        if CORE not in self.recomputed or self.inside is None:
+            return kernel(query, key, value, *rest)
+        return self._checkpointed(CORE, lambda *given: kernel(*given)[0], (query, key, value, *rest), {}), None
+
+    def _checkpointed(
+        self, name: str, run: Callable[..., R], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> R:
+        """A part of a layer as a checkpoint of its own: it keeps the tensors that it is given, and what is the whole
+        model's (masks, rope tables) stays alive with it."""
+        if self.inside:
+            wrong = f"{name} is a part of {self.inside}, which is run again as a whole"
+            raise InputError(wrong, where="--checkpoint", allowed="parts that are not within one another")
+        self.met.add(name)
+        own = {i: x for i, x in enumerate(args) if isinstance(x, Tensor) and x.storage.owner is None}
+        shared = [None if i in own else x for i, x in enumerate(args)]
+        masks = [x.storage for x in shared if isinstance(x, Tensor) and (x.storage.owner or "").startswith(MASK)]
+        self.captured.update((id(mask), rounded(mask.nbytes)) for mask in masks)
+        attends = name in (CORE, self.names.get("self_attn", "self_attn"))
+        held = (shared, self.positions if attends else None)
+        run_part = partial(_run_part, run, tuple(own), held, kwargs)
+        self.inside = name
+        try:
+            return checkpoint(self.tape, run_part, *own.values(), name="")
+        finally:
+            self.inside = ""
 
     def parameter(self, name: str, *shape: int, dtype: DType | None = None) -> Tensor:
         """This rank's share of a parameter of the module that is running."""
@@ -71,6 +124,22 @@ class Scope:
         return self.mesh.divide(width, "tp", what)
 
 
+Held = tuple[Sequence[object], "Tensor | None"]
+"""What a checkpoint of a part keeps alive: its arguments but for its own inputs, and position ids."""
+
+
+def _run_part(
+    run: Callable[..., R], places: Sequence[int], held: Held, kwargs: Mapping[str, object], *own: Tensor
+) -> R:
+    """Run a part of a layer on its own inputs, put where they stand among its arguments."""
+    args = list(held[0])
+    for place, x in zip(places, own, strict=True):
+        args[place] = x
+    return run(*args, **kwargs)
+
+
+MASK = "shared:mask"
+"""How the owner of a mask begins."""
 TRAINED_COPY, FROZEN_ORIGINAL = ".modules_to_save.default", ".original_module"
 """What peft calls the two of a module that is trained in full beside adapters (peft/utils/other.py)."""
 

@@ -5,7 +5,6 @@ From their sources (PyTorch 2.13); not checked on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from ..autograd.node import Node
@@ -40,7 +39,10 @@ def cudnn_attention(
         key, value = (repeat_kv(x, query.shape[1] // key.shape[1]) for x in (key, value))
         bias = new(query, mask.shape, op="attention_bias")
     batch, heads, length, _ = query.shape
-    output, out = _output(query, key, value, "cudnn_attention")
+    output = partial(query.tape.output, family="attention")
+    flops = _flops(query, key, value)
+    out = output((*query.shape[:3], value.shape[3]), query.dtype, "cudnn_attention", flops=flops)
+    out = _like_queries(out, query)
     lse = output((batch, heads, length, 1), FP32, "logsumexp", flops=0)
     seed, offset = (output((), INT64, "philox", flops=0) for _ in range(2))
     saves = [(query, QUERIES), (key, KEYS), (value, VALUES), (out, OUTPUT), (lse, ROWS)]
@@ -51,15 +53,16 @@ def cudnn_attention(
     return contiguous(transpose(out, 1, 2)), None
 
 
-def _output(query: Tensor, key: Tensor, value: Tensor, op: str) -> tuple[Callable[..., Tensor], Tensor]:
-    """What makes outputs worth keeping, and the first: laid out as the queries are (alloc_with_matching_layout,
-    infer_dense_strides)."""
+def _flops(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Causal attention by its half."""
     batch, heads, length, dim = query.shape
-    output = partial(query.tape.output, family="attention")
-    flops = batch * heads * length * key.shape[2] * (dim + value.shape[3])
-    out = output((batch, heads, length, value.shape[3]), query.dtype, op, flops=flops)
+    return batch * heads * length * key.shape[2] * (dim + value.shape[3])
+
+
+def _like_queries(out: Tensor, query: Tensor) -> Tensor:
+    """An output laid out as the queries are (alloc_with_matching_layout, infer_dense_strides)."""
     out.strides = preserved_strides(out.shape, ((query.shape, query.strides),))
-    return output, out
+    return out
 
 
 def _cudnn_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
@@ -88,8 +91,10 @@ def flex_attention(
     heads = query.shape[1]
     if heads & (heads - 1):
         key, value = (repeat_kv(x, heads // key.shape[1]) for x in (key, value))
-    output, out = _output(query, key, value, "flex_attention")
-    lse = output((query.shape[0], heads, query.shape[2]), FP32, "logsumexp", flops=0)
+    # compiled, so that the dispatcher does not see it: nothing that selective checkpointing could keep
+    query.tape.count_flops(_flops(query, key, value))
+    out = _like_queries(new(query, (*query.shape[:3], value.shape[3]), op="flex_attention"), query)
+    lse = new(query, (query.shape[0], heads, query.shape[2]), FP32, "logsumexp")
     saves = [(query, QUERIES), (key, KEYS), (value, VALUES), (out, OUTPUT), (lse, ROWS)]
     if mask is not None:
         saves.append((mask, "the blocks of the mask that are not empty"))

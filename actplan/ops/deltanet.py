@@ -43,8 +43,9 @@ def conv1d(x: Tensor, weight: Tensor, padding: int, bias: Tensor | None = None) 
     x.tape.save(node, x, "the input of a convolution, for the weight's gradient")
     x.tape.save(node, weight, "the weight of a convolution")
     length = x.shape[2] + 2 * padding - weight.shape[2] + 1
-    x.tape.count_flops(2 * x.shape[0] * x.shape[1] * length * weight.shape[2])
-    return attach(new(x, (*x.shape[:2], length), op="convolution"), node)
+    shape, flops = (*x.shape[:2], length), 2 * x.shape[0] * x.shape[1] * length * weight.shape[2]
+    out = x.tape.output(shape, x.dtype, "convolution", family="convolution", flops=flops)
+    return attach(out, node)
 
 
 def causal_conv1d_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -103,9 +104,9 @@ def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> 
     u = new(k, (batch, length, value_heads, value_dim), op="u")
     h = new(k, (batch, -(-length // CHUNK), value_heads, dim, value_dim), op="h")
     v_new = new(u, u.shape, op="v_new")
-    flops = delta_rule_flops(batch, length, value_heads, dim, value_dim)
-    shape = (batch, length, value_heads, value_dim)
-    out = q.tape.output(shape, v.dtype, "chunk_gated_delta_rule", family="attention", flops=flops)
+    # an autograd.Function over Triton kernels: nothing that selective checkpointing could keep
+    q.tape.count_flops(delta_rule_flops(batch, length, value_heads, dim, value_dim))
+    out = new(v, (batch, length, value_heads, value_dim), op="chunk_gated_delta_rule")
     saves = [
         (q_norm, "the normalised queries"),
         (q_rstd, "the norms of the queries"),

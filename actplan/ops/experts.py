@@ -42,8 +42,8 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
                 node.saved.append(None)
     x.tape.save(node, offsets, "where each expert's rows end")
     rows, (_, k, n) = x.shape[0], weight.shape
-    x.tape.count_flops(2 * rows * k * n)
-    return attach(x.tape.empty((rows, n), x.dtype, "_grouped_mm"), node)
+    flops = 2 * rows * k * n
+    return attach(x.tape.output((rows, n), x.dtype, "_grouped_mm", family="grouped_matmul", flops=flops), node)
 
 
 def _clamp_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:

@@ -26,11 +26,11 @@ from ..policies import (
     NoCheckpoint,
     OneIn,
     Policy,
-    Selective,
     Words,
 )
 from ..schedule import Suffixes, check_family, solve
 from ..schedule.single_level import EXACT_LABELS, THINNED_LABELS
+from .settings import megatron_selective, torchtitan_selective, uniform
 
 PER_OP = frozenset({"any", "torch", "torchtitan"})
 """What can keep single outputs of a layer."""
@@ -42,8 +42,6 @@ FEWEST_LABELS = 8
 TRAFFIC_BITS = 32
 """Costs are FLOPs first and, among equals, MiB that are rebuilt: one integer, the latter below these bits."""
 TRAFFIC_UNIT = 20
-UNIFORM = (Selective(("attention",)), Selective(("attention", "matmul")))
-"""One setting for all layers, by what an op is: torchtitan's per-op selection is between the two."""
 Optimality = Literal["proven", "heuristic"]
 
 
@@ -67,7 +65,8 @@ class Candidates:
         if per_op and only not in PER_OP:
             allowed = "with --only any, torch, torchtitan"
             raise InputError(f"{only} cannot keep single outputs", where="--per-op", allowed=allowed)
-        self.subject, self.only = subject, only
+        self.given = subject.run.checkpoint
+        self.subject, self.only = subject.whole, only
         self.per_op = only in PER_OP_BY_DEFAULT if per_op is None else per_op
         self.optimality: Optimality = "proven"
         self.whole: list[Point] = []
@@ -77,6 +76,15 @@ class Candidates:
     @property
     def layers(self) -> int:
         return self.subject.model.num_layers
+
+    @cached_property
+    def selective(self) -> tuple[Policy, ...]:
+        """One setting for all layers, by what an op or a part of a layer is."""
+        if self.only == "megatron":
+            return megatron_selective(self.subject)
+        if not self.per_op:
+            return ()
+        return torchtitan_selective(self.subject) if self.only == "torchtitan" else uniform(self.subject)
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
@@ -111,7 +119,7 @@ class Candidates:
 
     def _given(self, policy: Policy) -> Point:
         chosen = self.under(policy)
-        return Point(chosen.peak_bytes, chosen.evaluation.cost, rebuilt_bytes(chosen), lambda: chosen)
+        return _measured(chosen)
 
     def _settings(self) -> Iterator[Policy]:
         """Everything that torchtitan or Megatron-Core can be set to (`schedule.families`)."""
@@ -119,11 +127,10 @@ class Candidates:
         if self.only == "megatron":
             yield from (EveryK(k) for k in range(1, n + 1))
             yield from (FirstN(k) for k in range(1, n))
-            return
-        yield EveryLayer()
-        yield from (Explicit(tuple((i, i) for i in range(k - 1, n, k))) for k in range(2, n + 1))
-        if self.per_op:
-            yield from UNIFORM
+        else:
+            yield EveryLayer()
+            yield from (Explicit(tuple((i, i) for i in range(k - 1, n, k))) for k in range(2, n + 1))
+        yield from self.selective
 
     def _solved(self) -> Iterator[Point]:
         """Whole layers, to the optimum; then, where asked for, single outputs as well."""
@@ -135,8 +142,7 @@ class Candidates:
                 found = list(self._read(chain, suffixes))
                 self.whole += [] if menus else found
                 yield from found
-        if self.per_op:
-            yield from (self._given(policy) for policy in UNIFORM)
+        yield from (self._given(policy) for policy in self.selective)
 
     @property
     def _lingers(self) -> bool:
@@ -227,6 +233,8 @@ def rebuilt_bytes(chosen: Segmented) -> int:
         sets += [(i, chosen.keeps.get(i, frozenset())) for i in range(first, last + 1)]
     for one in menus.kept(sets):
         total += one.rebuilt
+    if chosen.subject.parts:
+        total += sum(layer.rebuilt for layer in chosen.profile.layers)
     return total >> TRAFFIC_UNIT << TRAFFIC_UNIT
 
 
@@ -251,8 +259,7 @@ def named_policies(candidates: Candidates) -> Iterator[Policy]:
         yield from (FirstN(k) for k in range(1, n))
     if only not in LISTED:
         yield from (OneIn(k) for k in range(2, n + 1))
-    if candidates.per_op:
-        yield from UNIFORM
+    yield from candidates.selective
 
 
 def _builder(candidates: Candidates, chain: Chain, suffixes: Suffixes, peak: int, cost: int) -> Callable[[], Segmented]:

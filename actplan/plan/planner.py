@@ -17,14 +17,15 @@ from ..policies import (
     Heaviest,
     KeptOutputs,
     NoCheckpoint,
+    OneIn,
     Policy,
-    Selective,
     Sqrt,
 )
 from ..report import Alternative, FrontierPoint, Plan, PlanUnit, Slowdown
 from ..spec import Model, Run
 from .candidates import Candidates, Point, candidates, named_policies, rebuilt_bytes
 from .remedies import remedies
+from .settings import described, runs
 from .slowdown import slowdown
 from .tidy import tidied
 
@@ -112,7 +113,7 @@ def unnamed(point: Point) -> tuple[Policy, Segmented]:
 
 def _cost(chosen: Segmented) -> int:
     """The FLOPs run again, without evaluating the whole schedule; those of single outputs kept are not counted."""
-    if chosen.keeps:
+    if chosen.keeps or chosen.subject.parts:
         return chosen.evaluation.cost
     layers = chosen.profile.layers
     total = 0
@@ -121,7 +122,9 @@ def _cost(chosen: Segmented) -> int:
     return total
 
 
-def _explicit(chosen: Segmented) -> Explicit:
+def _explicit(chosen: Segmented) -> Policy:
+    if chosen.subject.parts:
+        return chosen.run.checkpoint
     sets: dict[tuple[str, ...], list[int]] = {}
     for i, keep in chosen.keeps.items():
         sets.setdefault(chosen.subject.menus.order(i, keep), []).append(i)
@@ -133,6 +136,9 @@ def units(chosen: Segmented) -> tuple[PlanUnit, ...]:
     """What happens to each layer, in order. Stored runs are one unit, and neighbours that keep the same outputs."""
     found: list[PlanUnit] = []
     at = 0
+    if chosen.subject.parts:
+        parts = tuple(sorted(chosen.subject.parts))
+        return (PlanUnit(kind="modules", first_stage=0, last_stage=chosen.model.num_layers - 1, modules=parts),)
     for first, last in chosen.segments:
         if first > at:
             found.append(PlanUnit(kind="stored", first_stage=at, last_stage=first - 1))
@@ -159,16 +165,20 @@ def dominated_by(chosen: Segmented) -> str:
     if stage == n + 1:
         where = "the head and loss" if chosen.run.loss_kind.is_there else "the head"
     inside = any(first <= stage - 1 <= last for first, last in chosen.segments)
+    inside = inside or (0 < stage <= n and bool(chosen.subject.parts))
     what = "forward" if forward else "replay and backward" if inside else "backward"
     return f"the {what} of {where}"
 
 
 def alternatives(about: Candidates, room: int) -> tuple[Alternative, ...]:
-    """What a person would choose by rule, under each rule's name, and whether it fits."""
+    """What a person would choose by rule, under each rule's name, and whether it fits: what the framework can run, and
+    the policy given."""
     listed: dict[tuple[object, ...], tuple[str, Policy]] = {}
     for name, policy in _rules(about, room):
         chosen = about.under(policy)
-        listed.setdefault((chosen.segments, *chosen.keeps.items()), (name, policy))
+        if policy != about.given and not chosen.keeps and not runs(chosen.segments, about.layers, about.only):
+            continue
+        listed.setdefault((chosen.subject.parts, chosen.segments, *chosen.keeps.items()), (name, policy))
     return tuple(_alternative(about, name, policy, room) for name, policy in listed.values())
 
 
@@ -189,11 +199,13 @@ def _rules(about: Candidates, room: int) -> Iterator[tuple[str, Policy]]:
     yield "cheapest equal segments that fit", _cheapest(about, uniform, room)
     yield "heaviest layers first, as many as it takes", _fewest(about, Heaviest, room)
     yield "first layers, as many as it takes (Megatron block)", _fewest(about, FirstN, room)
-    if about.per_op:
-        yield "attention kept (selective)", Selective(("attention",))
-        yield "attention and every product kept (selective)", Selective(("attention", "matmul"))
-    if str(about.subject.run.checkpoint) != "none":
-        yield "the policy given", about.subject.run.checkpoint
+    if about.only == "hf":
+        for k in (k for k in (2, 4) if k < about.layers):
+            yield f"one layer in {k} (Transformers every_n_layers)", OneIn(k)
+    for policy in about.selective:
+        yield described(policy, about.only), policy
+    if str(about.given) != "none":
+        yield "the policy given", about.given
 
 
 def _cheapest(about: Candidates, policies: Sequence[Policy], room: int) -> Policy:

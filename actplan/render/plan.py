@@ -83,6 +83,7 @@ _KINDS = {
     "stored": "stored",
     "checkpointed": "checkpointed",
     "selective": "checkpointed, outputs kept",
+    "modules": "parts checkpointed",
     "choice": "by a choice",
 }
 
@@ -90,6 +91,8 @@ _KINDS = {
 def _detail(unit: PlanUnit) -> str:
     if unit.keeps is not UNSET:
         return ", ".join(unit.keeps)
+    if unit.modules is not UNSET:
+        return "all but " + ", ".join(unit.modules)
     if unit.choice is not UNSET:
         return unit.choice
     return "nested" if unit.inner is not UNSET else ""

@@ -5,7 +5,7 @@
 | any | any consecutive segments of checkpointable stages, menus |
 | torch | the same over layers: embedding, norms and head stay stored |
 | hf | one flag a layer, as Transformers has it; `every_n_layers` is one of these |
-| torchtitan | `full`; selective every k-th layer; selective per op, one setting for all layers |
+| torchtitan | `full`; selective every k-th layer (before 0.3); selective per op, one setting for all layers |
 | megatron | `full` + `uniform`, groups of k; `full` + `block`, the first N; `selective`, one for all layers |
 
 Sources: torchtitan distributed/activation_checkpoint.py (`apply_ac`, `_apply_layer_sac`); Megatron-LM

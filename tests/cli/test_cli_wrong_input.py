@@ -58,6 +58,18 @@ SMALL = {
         (["estimate", "--checkpoint-dtype", "fp8"], "--checkpoint-dtype"),
         (["estimate", "--compile"], "torch.compile's partitioner keeps for backward"),
         (["plan", "--activation-memory-budget", "0.5"], "is outside of what is modelled, which is eager PyTorch"),
+        (["estimate", "--checkpoint", "selective:core_attn"], "--checkpoint modules:core_attn runs"),
+        (["estimate", "--checkpoint", "selective:linear_attn"], "no output of 'linear_attn' in qwen-27b can be kept"),
+        (["estimate", "--checkpoint", "modules:self_attn,o_proj"], "o_proj is a part of self_attn"),
+        (["estimate", "--checkpoint", "modules:mlp", "--checkpoint-dtype", "fp32"], "keep their inputs as they are"),
+        (
+            ["estimate", "--checkpoint", "modules:mlp", "--recipe", "fsdp", "--offload", "activations"],
+            "the inputs of parts of a layer are not moved",
+        ),
+        (
+            ["estimate", "--ledger", "tests/reference/ledger_llama_3_2_1b.yaml", "--checkpoint", "selective:attention"],
+            "a ledger holds whole layers",
+        ),
         (["estimate", "--format", "jsn"], "did you mean 'json'?"),
         (["estimate", "--get", "estimates.autograd.saved"], "did you mean 'saved_bytes'?"),
         (["estimate", "--get", "segmentations.99.policy"], "no element '99'"),

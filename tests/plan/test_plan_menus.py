@@ -15,8 +15,9 @@ from actplan.errors import InputError
 from actplan.estimate.autograd import Segmented, segmented, subject
 from actplan.layers.model import walk
 from actplan.load import load_model
+from actplan.ops.deltanet import delta_rule_flops
 from actplan.policies import Explicit, KeptOutputs, Segment, Selective, Words, parse_policy
-from actplan.spec import Model, Run
+from actplan.spec import GatedDeltaNet, Layer, Model, Moe, Run
 
 TOLERANCE = 0.005
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,7 +65,8 @@ def test_one_setting_for_all_layers(words: str) -> None:
 
 
 def test_menus_are_in_order_of_worth() -> None:
-    """FLOPs fall as bytes grow, the last product is in none, and the largest set replays no product."""
+    """FLOPs fall as bytes grow, the last product is in none, and the largest set replays no product: what is left is
+    the delta rule, which no policy can keep."""
     for name in ("qwen-27b", "llama-3-8b"):
         big, run = load_model(name, preset=True), Run()
         menus = subject(big, run).menus
@@ -74,7 +76,12 @@ def test_menus_are_in_order_of_worth() -> None:
             assert all(a < b for a, b in itertools.pairwise(sets))
             assert [one.kept for one in found] == sorted({one.kept for one in found})
             assert [one.flops for one in found] == sorted({one.flops for one in found}, reverse=True)
-            assert found[-1].flops == 0
+            mixer = big.layers[layer].mixer
+            left = 0
+            if isinstance(mixer, GatedDeltaNet):
+                heads = mixer.num_value_heads
+                left = delta_rule_flops(1, run.sequence_length, heads, mixer.key_head_dim, mixer.value_head_dim)
+            assert found[-1].flops == left
             assert not any("down_proj" in words for words in sets)
             assert sets[0] <= {"attention", "out_proj", "o_proj"}
 
@@ -89,9 +96,49 @@ def test_everything_that_is_kept_is_in_the_ledger() -> None:
     assert said.estimates.autograd.saved_bytes == sum(row.bytes * row.count for row in everything)
 
 
-def test_unknown_outputs_are_refused() -> None:
-    with pytest.raises(InputError, match=r"'up_prj'.*did you mean 'up_proj'\?.*q_proj"):
-        segmented(model(ATTENTION), Run(sequence_length=64), parse_policy("selective:up_prj"))
+@pytest.mark.parametrize(
+    ("words", "layer", "said"),
+    [
+        ("up_prj", ATTENTION, r"'up_prj'.*did you mean 'up_proj'\?.*q_proj"),
+        ("linear_attn", DELTA, r"no output of 'linear_attn'.*fla.*can be kept: matmul, in_proj_qkv.*down_proj"),
+        ("up_proj,input_layernorm", DELTA, "no output of 'input_layernorm'"),
+        ("act_fn", ATTENTION, "no output of 'act_fn'"),
+        ("attention", DELTA, "no attention can be kept"),
+        ("core_attn", ATTENTION, "modules:core_attn"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(words: str, layer: Layer, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        segmented(model(layer), Run(sequence_length=64), parse_policy(f"selective:{words}"))
+
+
+def test_attention_of_a_hybrid_is_softmax_attention() -> None:
+    """fla's delta rule is no op of the dispatcher: its layers are as under `layer`, and a note says so."""
+    hybrid, run = model(DELTA, ATTENTION), Run(sequence_length=256, checkpoint=Selective(("attention",)))
+    plain = segmented(hybrid, run, parse_policy("layer"))
+    kept = segmented(hybrid, run, run.checkpoint)
+    assert kept.layer_saved_bytes[0] == plain.layer_saved_bytes[0]
+    assert kept.layer_saved_bytes[1] > plain.layer_saved_bytes[1]
+    said = {note.code: note.message for note in estimate.estimate(hybrid, run).notes}
+    assert "1 of 2 layers (delta)" in said["nothing-kept"]
+
+
+def test_the_last_product_can_be_named() -> None:
+    """It is never replayed, so to keep it costs its bytes and saves nothing."""
+    small, run = model(ATTENTION), Run(sequence_length=256)
+    plain, kept = (segmented(small, run, parse_policy(text)) for text in ("layer", "selective:down_proj"))
+    assert kept.saved_bytes - plain.saved_bytes == 256 * 128 * 2
+    assert kept.evaluation.cost == plain.evaluation.cost
+
+
+def test_only_ops_that_are_listed_count_among_grouped_products() -> None:
+    """`matmul` is no grouped product, and a menu offers none."""
+    experts = Layer("moe", ATTENTION.mixer, Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64))
+    small, run = model(experts), Run(sequence_length=256)
+    matmul, both = (segmented(small, run, parse_policy(f"selective:{w}")) for w in ("matmul", "matmul,grouped_matmul"))
+    rows, width = 256 * 2, 2 * 64 + 128
+    assert both.saved_bytes - matmul.saved_bytes == 2 * rows * width
+    assert not any("experts" in words or "grouped_matmul" in words for words in subject(small, run).menus.sets(0))
 
 
 @given(st.data())

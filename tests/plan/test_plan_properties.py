@@ -34,7 +34,7 @@ def test_a_plan_is_what_estimate_and_walk_say(model: Model, run: Run, only: str,
     policy = parse_policy(found.policy)
     ours = segmented(model, run, policy)
     assert (ours.peak_bytes, ours.evaluation.cost) == (found.peak_bytes, found.recompute_cost)
-    real = walk(model, run, ours.segments, keeps=ours.keeps)
+    real = walk(model, ours.run, ours.segments, keeps=ours.keeps)
     peak = max(real.peak_forward_bytes, real.peak_backward_bytes)
     # a chain counts what closures of checkpoints hold (a mask) also where only layers that ignore it are checkpointed
     held = ours.profile.dropped.backward
