@@ -63,6 +63,11 @@ class Stage(msgspec.Struct, frozen=True):
         lingers: bytes that a first forward which keeps nothing leaves until the forward ends (the casts of weights
             that autocast remembers).
         leaves: the same of a stored stage, parts of which keep nothing.
+        pinned: bytes that its forward leaves until backward is through, whatever is checkpointed: in the chain they are
+            part of what is alive throughout. A replay leaves as much again, until it ends.
+        rebuilt: of these bytes, what a replay leaves until the stage's backward, since an op has saved it too.
+        pins_input: whether its boundary in is kept to the end of backward as well, whatever is checkpointed; it is in
+            `g` then. Inside a segment such a boundary is kept too.
         keeps_input: whether the stored stage keeps its boundary in (a frozen linear does not).
         checkpointable: whether it may be part of a checkpointed segment.
         menu: further choices, beside storing and checkpointing.
@@ -84,6 +89,9 @@ class Stage(msgspec.Struct, frozen=True):
     before_replay: int = 0
     lingers: int = 0
     leaves: int = 0
+    pinned: int = 0
+    rebuilt: int = 0
+    pins_input: bool = False
     keeps_input: bool = True
     checkpointable: bool = True
     menu: tuple[Choice, ...] = ()
@@ -134,6 +142,10 @@ class Chain(msgspec.Struct, frozen=True):
     def held(self, index: int) -> int:
         """Bytes that a checkpoint beginning at stage `index` keeps."""
         return 0 if self.offloaded else self.copy or self.boundary(index)
+
+    def held_inside(self, first: int, last: int) -> int:
+        """Bytes of boundaries inside a segment that no checkpoint drops (`Stage.pins_input`)."""
+        return sum(stage.x for stage in self.stages[first + 1 : last + 1] if stage.pins_input)
 
     def layers(self) -> tuple[int, ...]:
         """The stages that are layers, which is what frameworks count from 0."""
@@ -366,14 +378,16 @@ class _Walk(msgspec.Struct):
             return self.run_option(unit, at)
         if isinstance(unit, Checkpointed):
             self.run_unstored(unit, at, extra, phase)
-            return at + self.chain.held(unit.first)
+            return at + self.chain.held(unit.first) + self.chain.held_inside(unit.first, unit.last)
+        replayed = 0
         for index in range(unit.first, unit.last + 1):
             stage = self.chain.stages[index]
             stops = last and index == unit.last
             beside = self.chain.replay_end(index) if stops else self.chain.boundary(index + 1) + stage.tf
-            beside += stage.ahead + self.lingering if phase == "forward" else 0
+            beside += stage.ahead + self.lingering if phase == "forward" else replayed
             self.note(at + stage.s + stage.x + beside + extra, index, phase)
             self.lingering += stage.leaves if phase == "forward" else 0
+            replayed += stage.pinned
             at += stage.s + stage.x if first and index == unit.first else stage.kept
         return at
 
@@ -382,7 +396,8 @@ class _Walk(msgspec.Struct):
         held = self.chain.stages[unit.first].x + self.chain.copy
         for index in range(unit.first, unit.last + 1):
             stage = self.chain.stages[index]
-            before = stage.x if index > unit.first else 0
+            inside = self.chain.held_inside(unit.first, index - 1) if index > unit.first else 0
+            before = inside + (stage.x if index > unit.first else 0)
             transient = stage.tf + stage.ahead if stage.td is None else stage.td
             if phase == "forward":
                 transient += self.lingering
@@ -404,7 +419,8 @@ class _Walk(msgspec.Struct):
         elif isinstance(unit, Checkpointed):
             inner = unit.inner or (Stored(unit.first, unit.last),)
             extra = self.chain.boundary(unit.last + 1) + self.gradients[unit.last + 1]
-            self.run(inner, base + self.chain.copy, extra, held=True)
+            base += self.chain.copy + self.chain.held_inside(unit.first, unit.last)
+            self.run(inner, base, extra, held=True)
         else:
             self.stored_backward(unit, base, held=held, again=again)
 
@@ -413,6 +429,7 @@ class _Walk(msgspec.Struct):
         for index in range(unit.first, unit.last + 1):
             stage = self.chain.stages[index]
             at += stage.s + stage.x if held and index == unit.first else stage.kept
+            at += stage.rebuilt if again else 0
             after = self.chain.boundary(index + 1)
             transient = stage.tb_replayed if again else stage.tb
             self.note(at + after + transient + self.gradients[index], index, "backward")

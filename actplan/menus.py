@@ -175,7 +175,8 @@ class Menus:
         before += sum(trace.postponed for trace in made.stages[1:-1])
         for place in range(self.sampled.model.num_layers):
             trace = made.stages[place + 1]
-            rows = [row for row in made.tape.ledger if row.stage == place + 1] if place in keep else []
+            own = (row for row in made.tape.ledger if row.stage == place + 1 and not row.pinned)
+            rows = list(own) if place in keep else []
             extra = sum(rounded(row.nbytes) * row.count for row in rows)
             if place in keep:
                 self._kept[place, keep[place]] = Kept(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from math import prod
 
 import msgspec
@@ -32,8 +33,8 @@ EMBEDDING, HEAD = "embedding", "head"
 class Parameter(msgspec.Struct, frozen=True):
     """This rank's share of one parameter. `expert`: divided over the expert-parallel group, not the dense one.
 
-    stored_bytes: where it is quantised (`spec.FourBit`), its scales included; its `dtype` is what it is dequantised
-    to.
+    stored_bytes: where it is quantised (`spec.QuantisedBase`), its scales included; its `dtype` is what it is
+    dequantised to.
     """
 
     name: str
@@ -103,6 +104,11 @@ class LayerProfile(msgspec.Struct, frozen=True):
     def saved_bytes(self) -> int:
         return sum(row.nbytes * row.count for row in self.saved)
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Of what it saves, what no checkpoint drops and no backward lets go (`autograd.tape.Tape.hold`)."""
+        return sum(row.nbytes * row.count for row in self.saved if _stays(row))
+
 
 class Context(msgspec.Struct, frozen=True):
     """Bytes that are alive beside the stages, and belong to none.
@@ -126,6 +132,8 @@ class ModelProfile(msgspec.Struct, frozen=True):
     dropped_head: the head where layers are checkpointed and what it has of its own is too (multi-token prediction).
     dropped_embedding: the embedding where layers are checkpointed: what their checkpoints kept alive is gone then.
     exits: after how many layers early exits read the hidden state.
+    sampled: bytes in `stored` and `dropped` of what the profiled layers pin (`LayerProfile.pinned_bytes`, rounded);
+        the model has it once for each of its layers.
     """
 
     embedding: LayerProfile
@@ -137,6 +145,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
     dropped_head: LayerProfile | None = None
     dropped_embedding: LayerProfile | None = None
     exits: tuple[int, ...] = ()
+    sampled: int = 0
 
     @property
     def stages(self) -> tuple[LayerProfile, ...]:
@@ -153,7 +162,9 @@ class ModelProfile(msgspec.Struct, frozen=True):
 
     def context(self, *, checkpointed: bool) -> Context:
         """What is alive beside the stages, with or without checkpoints."""
-        return self.dropped if checkpointed else self.stored
+        found = self.dropped if checkpointed else self.stored
+        more = sum(layer.stage.pinned for layer in self.layers) - self.sampled
+        return replace(found, end=found.end + more, backward=found.backward + more) if more else found
 
     def ending(self, *, checkpointed: bool) -> LayerProfile:
         """The head, with or without checkpoints."""
@@ -166,6 +177,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
     def chain(self, *, checkpointed: bool, first_stored: bool = True, copy: int = 0) -> Chain:
         """The stages in a row, costs in FLOPs, sizes above `context(...).backward`.
 
+        What layers pin is in the context, which is that of the end of the forward: before, less of it is there.
         The embedding's output stays alive while the layers run forward (a local of the model's forward), beside
         what the layers keep, if the first layer is stored and does not keep it. An early exit's gradient waits, from
         the head's backward on, for the one that comes down through the layers: it is the head's `g` until then.
@@ -174,8 +186,9 @@ class ModelProfile(msgspec.Struct, frozen=True):
         ahead = context.forward - context.backward
         held = self.layers[0].stage.x if first_stored and not self.layers[0].stage.keeps_input else 0
         stages = [self.beginning(checkpointed=checkpointed).stage]
+        pinned = list(accumulate((layer.stage.pinned for layer in self.layers), initial=0))
         for i, layer in enumerate(self.layers):
-            more = ahead + (held if i > 0 else 0)
+            more = ahead + pinned[i] + (held if i > 0 else 0)
             beside = more + (self.layers[i - 1].held if i > 0 else 0)
             stages.append(replace(layer.stage, name=f"layer {i}", ahead=more, td=layer.once + beside))
         for after in self.exits:
@@ -213,6 +226,7 @@ def profile(model: Model, run: Run) -> ModelProfile:
         dropped_head=measured.dropped_head() if measured.again else None,
         dropped_embedding=measured.dropped_embedding(),
         exits=exits(model, run),
+        sampled=sum(measured.pinned(i + 1) for i in range(distinct.num_layers)),
     )
 
 
@@ -263,13 +277,18 @@ class _Measured:
         return [row for row in self.rows[i] if row.owner is None or row.is_held]
 
     def _kept(self, i: int) -> int:
-        return sum(rounded(row.nbytes) * row.count for row in self._own(i) if not row.is_held)
+        return sum(rounded(row.nbytes) * row.count for row in self._own(i) if not row.is_held and not _stays(row))
+
+    def pinned(self, i: int, *, packed: bool = False) -> int:
+        """Bytes that a stage pins; `packed`: of these, what an op of it has saved as well."""
+        rows = (row for row in self._own(i) if _stays(row) and (row.packed or not packed))
+        return sum(rounded(row.nbytes) * row.count for row in rows)
 
     def _lingers(self, i: int) -> int:
         """What the first forward of checkpointed layer i leaves beside its input and its output."""
         trace, before = self.dropped.stages[i], self.dropped.stages[i - 1]
         left = trace.forward_end - trace.held - (trace.forward_start - before.held)
-        return left - self.x if trace.reached else 0
+        return left - self.x - self.pinned(i) if trace.reached else 0
 
     def _leaves(self, i: int) -> int:
         """What the first forward of stored layer i leaves beside what it keeps and its output."""
@@ -306,7 +325,7 @@ class _Measured:
             return profile
         stage = profile.stage
         replay = max(dropped.replay) - before - stage.s - stage.x - self.x
-        again = max(dropped.plain) - before - dropped.postponed - stage.s - stage.x - self.x
+        again = max(dropped.plain) - before - dropped.postponed - stage.s - stage.rebuilt - stage.x - self.x
         beside = max(0, replay - self.x - stage.tf)
         stage = replace(stage, tf_last=replay, tb_again=again, before_replay=beside)
         return replace(
@@ -384,6 +403,9 @@ class _Measured:
             leaves=self.leaves[i],
             keeps_input=keeps_input,
             checkpointable=replayed is not None,
+            pinned=self.pinned(i),
+            rebuilt=self.pinned(i, packed=True),
+            pins_input=any(row.pinned and not _stays(row) for row in own),
         )
         return LayerProfile(
             kind=kind,
@@ -428,6 +450,12 @@ def _described(path: str, p: Tensor) -> Parameter:
     size = p.storage.nbytes
     stored = None if size == p.numel * p.dtype.itemsize else size
     return Parameter(_within_layer(path), p.shape, p.dtype, ".experts." in path, p.requires_grad, stored)
+
+
+def _stays(row: SavedTensor) -> bool:
+    """Whether a stage pins this tensor. A boundary that it pins it keeps as any other, and leaves behind as it leaves
+    gradients (`autograd.engine`)."""
+    return row.pinned and row.born == row.stage
 
 
 def _shared(walked: Walk, stage: int) -> tuple[SavedTensor, ...]:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from .errors import InputError
 from .optimizers import OPTIMIZERS, AdamW, BitsAndBytesAdamW, Optimizer, Stepped
 from .sharding import Ddp, Fsdp, MegatronDdp, Sharding, Zero, shard_divisors
-from .spec import FourBit
+from .spec import QuantisedBase
 from .units import BF16, FP16, FP32, DType
 
 
@@ -88,7 +88,7 @@ class Recipe:
     scaled: bool = False
     offload: Offload = Offload()
     frozen: DType | None = None
-    base: FourBit | None = None
+    base: QuantisedBase | None = None
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -255,7 +255,7 @@ QLORA = replace(
     name="qlora",
     title="NF4 base with double quantisation, fp32 adapters, paged 32-bit AdamW",
     source="Dettmers et al., arXiv 2305.14314, sections 3 and 4",
-    base=FourBit(nested=True),
+    base=QuantisedBase(nested=True),
     optimizer=BitsAndBytesAdamW(bits=32, paged=True, name="paged-adamw"),
 )
 QLORA_PLAIN = replace(
@@ -263,13 +263,24 @@ QLORA_PLAIN = replace(
     name="qlora-plain",
     title="the same without prepare_model_for_kbit_training: norms, embeddings and head stay bf16",
     source="peft/utils/other.py: prepare_model_for_kbit_training, left out",
-    base=FourBit(nested=True, upcast=False),
+    base=QuantisedBase(nested=True, upcast=False),
+)
+QLORA_FSDP = Recipe(
+    name="qlora-fsdp",
+    title="NF4 base with double quantisation in FSDP shards, bf16 adapters",
+    source="peft docs/source/accelerate/fsdp.md; accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, Params4bit",
+    weights=BF16,
+    gradients=BF16,
+    sharding=Fsdp(),
+    frozen=BF16,
+    base=QuantisedBase(nested=True, upcast=False),
 )
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         MEGATRON_BF16, MEGATRON_BF16_DIST, MEGATRON_BF16_GRADS, MEGATRON_BF16_AWARE, MEGATRON_FP16, MEGATRON_FP32,
         *ZERO, FSDP, FSDP_BF16, AUTOCAST, BF16_PURE, FP16_PURE, FP32_PURE, FP16_SCALED, LORA, QLORA, QLORA_PLAIN,
+        QLORA_FSDP,
     )
 }  # fmt: skip
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from .errors import InputError
 from .recipes import Recipe
-from .spec import Lora, Precision, Run
+from .sharding import Ddp
+from .spec import Lora, Precision, QuantisedBase, Run
 from .units import DType
 
 DEFAULT_ADAPTERS = Lora()
@@ -31,7 +32,17 @@ def under(run: Run, recipe: Recipe, *, dtype: DType | None = None, precision: Pr
     run = replace(run, dtype=recipe.compute, precision=_precision(recipe, precision))
     if recipe.frozen is None:
         return run
-    return replace(run, adapters=run.adapters or DEFAULT_ADAPTERS, quantised=recipe.base)
+    adapters = run.adapters or DEFAULT_ADAPTERS
+    if not isinstance(recipe.sharding, Ddp):
+        adapters = replace(adapters, dtype=None)  # what is sharded together is of one type
+    return replace(run, adapters=adapters, quantised=_quantised(run.quantised, recipe))
+
+
+def _quantised(given: QuantisedBase | None, recipe: Recipe) -> QuantisedBase | None:
+    """The base that a run names, prepared as the recipe's own would be; the recipe's own where it names none."""
+    if given is None or recipe.base is None:
+        return given or recipe.base
+    return replace(given, upcast=recipe.base.upcast)
 
 
 def _precision(recipe: Recipe, given: Precision | None) -> Precision:
@@ -49,8 +60,12 @@ def _precision(recipe: Recipe, given: Precision | None) -> Precision:
 
 
 def around_frozen(recipe: Recipe, run: Run) -> Recipe:
-    """The recipe for a run with adapters: what is not trained is held in the type of the products."""
-    if run.adapters is None or recipe.frozen is not None or recipe.autocast_cache:
+    """The recipe for a run with adapters: its quantised base, and what is not trained in the type of the products."""
+    if run.adapters is None:
+        return recipe
+    if recipe.base != run.quantised:
+        recipe = dataclasses.replace(recipe, base=run.quantised)
+    if recipe.frozen is not None or recipe.autocast_cache:
         return recipe
     return dataclasses.replace(recipe, frozen=recipe.compute)
 

@@ -23,7 +23,16 @@ MAX_POINTS = 100_000
 _ALWAYS = ("sequence_length", "micro_batch_size")
 DIVIDING = frozenset(
     {f"--{degree}" for degree in Mesh.__struct_fields__}
-    | {"recipe", "--dtype", "--precision", "--expert-imbalance", "--cp-attention", "--pp-schedule", "--microbatches"}
+    | {
+        "recipe",
+        "--dtype",
+        "--precision",
+        "--expert-imbalance",
+        "--cp-attention",
+        "--pp-schedule",
+        "--microbatches",
+        "--quantise",
+    }
 )
 """Where the errors of a single point come from: sizes that do not divide, types that a recipe does not take."""
 More = Callable[[Run, Mapping[str, Any]], "tuple[Run, Callable[[], dict[str, object]]]"]
@@ -101,4 +110,6 @@ def document(found: Iterable[Mapping[str, object]]) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
+    if value is None:
+        return "none"
     return value if isinstance(value, bool | int | float | str) else str(value)

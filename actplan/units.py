@@ -35,6 +35,7 @@ FP16 = DType("float16", "fp16", 2)
 FP32 = DType("float32", "fp32", 4)
 INT64 = DType("int64", "int64", 8, False)
 INT32 = DType("int32", "int32", 4, False)
+INT8 = DType("int8", "int8", 1, False)
 BOOL = DType("bool", "bool", 1, False)
 DTYPES = {d.short: d for d in (BF16, FP16, FP32)}
 _DTYPE_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}

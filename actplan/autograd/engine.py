@@ -86,6 +86,9 @@ def _evaluate(tape: Tape, node: Node, grads: Buffer) -> Buffer:
                 outputs[i] = cast(gradient, edge.dtype)
             del gradient
     node.release()
+    for kept in node.held:
+        if kept.tensor.storage.stage != node.stage:
+            tape.postpone(kept.tensor)  # the stage before made it, and would have let it go
     return outputs
 
 

@@ -9,7 +9,7 @@ from ..units import DType
 from .tensor import Shape, Tensor
 
 if TYPE_CHECKING:
-    from .tape import Handle
+    from .tape import Handle, Kept
 
 Gradients = Sequence["Tensor | None"]
 Rule = Callable[["Node", list[Tensor]], Gradients]
@@ -29,11 +29,12 @@ class Edge(NamedTuple):
 class Node:
     """A backward node. `sequence` orders the engine: newest first, parameters before anything."""
 
-    __slots__ = ("edges", "extra", "num_outputs", "op", "outputs", "rule", "saved", "sequence", "stage")
+    __slots__ = ("edges", "extra", "held", "num_outputs", "op", "outputs", "rule", "saved", "sequence", "stage")
 
     def __init__(self, op: str, rule: Rule, edges: tuple[Edge | None, ...], sequence: int, stage: int) -> None:
         self.op, self.rule, self.edges, self.sequence, self.stage = op, rule, edges, sequence, stage
         self.saved: list[Handle | None] = []
+        self.held: list[Kept] = []
         self.outputs: list[tuple[Shape, DType]] = []
         self.num_outputs = 1
         self.extra: Any = None

@@ -68,6 +68,10 @@ class SavedTensor(msgspec.Struct):
     """The stages that save it, kept for shared tables only."""
     holders: list[ref[Kept]] = msgspec.field(default_factory=list)
     """Whoever saved it."""
+    packed: bool = False
+    """Whether an op has saved it."""
+    pinned: bool = False
+    """Whether a node holds it on itself until the graph is gone (`Tape.hold`)."""
 
     @property
     def is_held(self) -> bool:
@@ -86,7 +90,9 @@ class Recorder:
         if storage.owner is None or not storage.owner.startswith("parameter:"):
             storage.keep()
             kept = Kept(tensor.alias())
-            self.tape.enter(storage, tensor, op, reason).holders.append(ref(kept))
+            row = self.tape.enter(storage, tensor, op, reason)
+            row.packed = True
+            row.holders.append(ref(kept))
             return kept
         return Kept(tensor.alias())
 
@@ -241,6 +247,18 @@ class Tape:
         """Save `tensor` for the backward of `node`. `reason` says in words what needs it."""
         if node is not None:
             node.saved.append(self._hooks[-1].pack(tensor, node.op, reason))
+
+    def hold(self, node: Node, tensor: Tensor, reason: str) -> None:
+        """Keep `tensor` on `node` itself, as `ctx.x = x` in an `autograd.Function` does: no hook sees it, so that no
+        checkpoint drops it, and backward does not let it go; it lives as long as the graph does."""
+        kept = Kept(tensor.alias())
+        node.held.append(kept)
+        if self.replaying or (tensor.storage.owner or "").startswith("parameter:"):
+            return
+        tensor.storage.keep()
+        row = self.enter(tensor.storage, tensor, node.op, reason)
+        row.pinned = True
+        row.holders.append(ref(kept))
 
     def enter(self, storage: Storage, tensor: Tensor, op: str, reason: str) -> SavedTensor:
         """Write a storage into the ledger, unless it is there; its row."""

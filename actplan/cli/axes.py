@@ -26,6 +26,7 @@ class RunAxis:
 
     @property
     def option(self) -> str:
+        """The option's attribute in `RunOptions`."""
         return self.flag[2:].replace("-", "_")
 
     @property
@@ -73,6 +74,12 @@ def _factor(text: str, flag: str) -> float:
     return float(text)
 
 
+def _bases(text: str, flag: str) -> tuple[object, ...]:
+    from ..quantising import parse_base
+
+    return _distinct(parse_base(word.strip(), flag) for word in text.split(","))
+
+
 def _distinct(values: object) -> tuple[object, ...]:
     return tuple(dict.fromkeys(values))  # type: ignore[call-overload]
 
@@ -100,6 +107,7 @@ RUN_AXES = (
     RunAxis("--batch", "micro_batch_size", numbers),
     RunAxis("--dtype", "dtype", _dtypes),
     RunAxis("--precision", "precision", _words(Precision)),
+    RunAxis("--quantise", "quantised", _bases),
     RunAxis("--attention", "attention", _words(AttentionKernel)),
     RunAxis("--linear-attention", "linear_attention", _words(LinearAttentionKernel)),
     RunAxis("--kernels", "kernels", _words(Kernels)),

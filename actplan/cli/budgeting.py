@@ -32,26 +32,31 @@ OFFLOADED = ("parameters", "optimizer", "activations")
 
 def settled(model: Model, run: RunOptions, options: BudgetOptions) -> Run:
     """The run that the options describe, as the recipe they name trains it; a GPU's kernels where one is named."""
-    return settled_point(run.run(model), run, options)
+    return settled_point(model, run.single(model), run, options)
 
 
-def settled_point(settings: Run, given: RunOptions, options: BudgetOptions) -> Run:
+def settled_point(model: Model, settings: Run, given: RunOptions, options: BudgetOptions) -> Run:
     """The same for settings that are assembled already, as a sweep's point."""
     if options.gpu is not None:
         settings = replace(settings, device="cuda")
-    return trained(settings, given, options.recipe)
+    return trained(model, settings, given, options.recipe)
 
 
-def trained(settings: Run, given: RunOptions, recipe: str | None) -> Run:
-    """A run as a recipe trains it; `given`: what the user said of its types."""
+def trained(model: Model, settings: Run, given: RunOptions, recipe: str | None) -> Run:
+    """A run as a recipe trains it; `given`: what the user said of its types and its base."""
     if recipe is None:
-        return settings
+        return given.based(settings, model)
     from ..recipes import load_recipe
     from ..running import under
 
     dtype = settings.dtype if given.dtype is not None else None
     precision = settings.precision if given.precision is not None else None
-    return under(settings, load_recipe(recipe), dtype=dtype, precision=precision)
+    found = load_recipe(recipe)
+    if given.quantise is not None and settings.quantised is None and found.base is not None:
+        raise InputError(
+            f"recipe {recipe} quantises its base", where="--quantise", allowed="another base, or --recipe lora"
+        )
+    return given.based(under(settings, found, dtype=dtype, precision=precision), model, found)
 
 
 def with_budget(report: Report, model: Model, run: Run, options: BudgetOptions) -> Report:

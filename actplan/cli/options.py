@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from msgspec.structs import replace
 from typer import Option
 
 from ..errors import InputError
@@ -18,6 +19,7 @@ from .axes import RUN_AXES, RunAxis
 
 if TYPE_CHECKING:
     from ..ledgerfile import Ledger
+    from ..recipes import Recipe
 
 DEFAULT_PRESET = "qwen-27b"
 QAT = ("weights", "all")
@@ -159,6 +161,21 @@ class RunOptions:
         str | None, Option("--lora-save", metavar="NAMES", help="Modules trained in full beside them.")
     ] = None
     dora: Annotated[bool, Option("--dora", help="A magnitude for each output of an adapted linear.")] = False
+    quantise: Annotated[
+        str | None,
+        Option(
+            "--quantise",
+            metavar="nf4|nf4-double|fp4|fp4-double|int8|none",
+            help="The frozen base in few bits (bitsandbytes); none: a quantised checkpoint, dequantised.",
+        ),
+    ] = None
+    quantise_experts: Annotated[
+        bool, Option("--quantise-experts", help="Fused experts in 4 bits too (axolotl's quantize_moe_experts).")
+    ] = False
+    bitsandbytes: Annotated[
+        str | None,
+        Option("--bitsandbytes", metavar="VERSION", help="Its release: before 0.43.2 inputs of linears are kept."),
+    ] = None
     qat: Annotated[
         str | None,
         Option("--qat", metavar="weights|all", help="Train with rounding in the way: of weights, or of inputs too."),
@@ -191,8 +208,34 @@ class RunOptions:
     ] = None
 
     def run(self, model: Model | None) -> Run:
-        """The one run that is meant."""
+        """The one run that is meant, whatever recipe trains it."""
+        return self.based(self.single(model), model)
+
+    def single(self, model: Model | None) -> Run:
+        """The one run that is meant, before its recipe and the checkpoint decide about its base."""
         return self.assemble(model, {axis.field: _only(axis, values) for axis, values in self.axes().items()})
+
+    def based(self, run: Run, model: Model | None, recipe: Recipe | None = None) -> Run:
+        """A run with its quantised base as the options, the checkpoint and the recipe have it (`quantising`)."""
+        asked = self.quantise is not None
+        plain = run.quantised is None and not (self.quantise_experts or self.bitsandbytes)
+        if plain and (model is None or model.quantization is None):
+            return run
+        from ..quantising import check, parse_version, settled
+
+        if model is not None:
+            run = settled(run, model, asked=asked)
+        if self.quantise_experts or self.bitsandbytes:
+            if run.quantised is None:
+                where = "--quantise-experts" if self.quantise_experts else "--bitsandbytes"
+                raise InputError("no base is quantised", where=where, allowed="with --recipe qlora, or --quantise")
+            base = replace(run.quantised, experts=self.quantise_experts)
+            if self.bitsandbytes is not None:
+                base = replace(base, version=parse_version(self.bitsandbytes))
+            run = replace(run, quantised=base)
+        if model is not None:
+            check(run, model, recipe, asked=asked)
+        return run
 
     def traced_run(self) -> Run:
         """The one run of a traced model: batch, length and policy; the trace decided everything else."""

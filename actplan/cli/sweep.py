@@ -153,7 +153,7 @@ class _Sweep:
     def _more(self, planned: Model) -> Callable[[Run, Mapping[str, Any]], tuple[Run, Callable[[], Row]]]:
         def more(point: Run, changed: Mapping[str, Any]) -> tuple[Run, Callable[[], Row]]:
             options = dataclasses.replace(self.budget, **{name: changed[name] for name in LISTS if name in changed})
-            point = settled_point(point, self.run, options)
+            point = settled_point(planned, point, self.run, options)
             return point, lambda: budget_row(planned, point, options)
 
         return more

@@ -112,7 +112,10 @@ def _trained_how(run: Run) -> dict[str, Any]:
         kind = "dora" if lora.dora else "lora"
         said["adapters"] = f"{kind} of rank {lora.rank} on {', '.join(lora.targets)}{saved}"
     if run.quantised is not None:
-        said["quantised"] = f"nf4, the rest in {'fp32' if run.quantised.upcast else run.dtype}"
+        from ..quantising import describe
+
+        rest = "fp32" if run.quantised.upcast else run.dtype
+        said["quantised"] = f"{describe(run.quantised)}, the rest in {rest}"
     if run.fake_quantised is not None:
         said["fake_quantised"] = "weights and inputs" if run.fake_quantised.activations else "weights"
     if run.loss_kind.chunked:

@@ -165,7 +165,10 @@ class Segmented:
             if i not in inside:
                 sizes.append(layer.saved_bytes + _unseen_bytes(layer.shared, seen))
             else:
-                sizes.append(self.held_bytes + _unseen_bytes(layer.passed, seen) if i in starts else 0)
+                given = self.held_bytes + _unseen_bytes(layer.passed, seen) if i in starts else 0
+                if i not in starts and layer.stage.pins_input:
+                    given = self.profile.boundary_bytes
+                sizes.append(given + layer.pinned_bytes)
         kept = self.subject.menus.kept(list(self.keeps.items())) if self.keeps else []
         for i, one in zip(self.keeps, kept, strict=True):
             sizes[i] += one.saved

@@ -13,8 +13,8 @@ from ..ops.casts import to
 from ..ops.dropout import dropout
 from ..ops.elementwise import add, add_scalar, div, mul, mul_scalar, sub
 from ..ops.views import clone, transpose, view
-from ..spec import Lora
-from ..units import DType
+from ..spec import Lora, QuantisedBase
+from ..units import FP32, DType
 from .scope import Projection, Scope
 
 BASE, A, B = "base_layer", "lora_A.default", "lora_B.default"
@@ -43,14 +43,17 @@ def is_adapter(path: str) -> bool:
     return ".lora_" in path
 
 
-def adapted(spec: Lora, base: Projection, *, quantised: bool) -> Projection:
+def adapted(spec: Lora, base: Projection, *, quantised: QuantisedBase | None) -> Projection:
     """The linears that `spec` targets with their adapters, all others as `base` runs them."""
-    around = _around_four_bit if quantised else _around
+    around = _around
+    if quantised is not None:
+        around = _around_four_bit if quantised.bits == 4 else _around_eight_bit
 
     def project(m: Scope, x: Tensor, out_features: int, bias: bool = False) -> Tensor:
         if not targeted(spec, m.tape.path):
             return base(m, x, out_features, bias)
-        return around(m, x, _Base(base, m.tape.path, out_features, bias), spec)
+        beside = _around if quantised is not None and quantised.leaves(m.tape.path) else around
+        return beside(m, x, _Base(base, m.tape.path, out_features, bias), spec)
 
     return project
 
@@ -77,8 +80,17 @@ def _around(m: Scope, x: Tensor, base: _Base, spec: Lora) -> Tensor:
 
 
 def _around_four_bit(m: Scope, x: Tensor, base: _Base, spec: Lora) -> Tensor:
-    """lora/bnb.py, Linear4bit.forward: a copy of the base's output first; types are autocast's where it is on."""
-    result = clone(m.call(BASE, base, x))
+    """lora/bnb.py, Linear4bit.forward: a copy of the base's output first."""
+    return _beside_quantised(m, x, clone(m.call(BASE, base, x)), base, spec)
+
+
+def _around_eight_bit(m: Scope, x: Tensor, base: _Base, spec: Lora) -> Tensor:
+    """lora/bnb.py, Linear8bitLt.forward."""
+    return _beside_quantised(m, x, m.call(BASE, base, x), base, spec)
+
+
+def _beside_quantised(m: Scope, x: Tensor, result: Tensor, base: _Base, spec: Lora) -> Tensor:
+    """What both do with the base's output; types are autocast's where it is on."""
     expected, convert = result.dtype, m.tape.autocast is None
     if convert:
         x = to(x, spec.dtype or m.dtype)
@@ -147,7 +159,8 @@ def _product(m: Scope, in_features: int, out_features: int, spec: Lora) -> Tenso
 def _dequantised(weight: Tensor, dtype: DType) -> Tensor:
     """peft/utils/integrations.py, dequantize_module_weight, and a cast."""
     if weight.storage.nbytes < weight.numel * weight.dtype.itemsize:
-        weight = weight.tape.empty(weight.shape, weight.dtype, "dequantize_4bit")
+        in_bytes = weight.storage.nbytes >= weight.numel  # int8, which is dequantised to fp32 whatever the input's type
+        weight = weight.tape.empty(weight.shape, FP32 if in_bytes else weight.dtype, "dequantize")
     return to(weight, dtype)
 
 

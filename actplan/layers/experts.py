@@ -50,18 +50,12 @@ def grouped_mm_experts(
         selected_hidden_states_g = all_to_all(selected_hidden_states_g, received)
         expert_ids_g = tape.empty((received,), INT64, "all_to_all")
     selected_biases = _biases(m, "gate_up_proj", 2 * inner, expert_ids_g, spec)
-    proj_out = _grouped_linear(
-        m,
-        selected_hidden_states_g,
-        "gate_up_proj",
-        2 * inner,
-        offsets=offsets,
-        bias=selected_biases,
-        spec=spec,
-    )
+    gate_up = _weight(m, "gate_up_proj", width, 2 * inner, spec)
+    proj_out = _grouped_linear(selected_hidden_states_g, gate_up, offsets=offsets, bias=selected_biases, spec=spec)
     proj_out = _GATES[spec.expert_gate](m, proj_out)
     selected_biases = _biases(m, "down_proj", width, expert_ids_g, spec)
-    proj_out = _grouped_linear(m, proj_out, "down_proj", width, offsets=offsets, bias=selected_biases, spec=spec)
+    down = _weight(m, "down_proj", inner, width, spec)
+    proj_out = _grouped_linear(proj_out, down, offsets=offsets, bias=selected_biases, spec=spec)
     if m.mesh.ep > 1:
         proj_out = all_to_all(proj_out, perm.shape[0])
     weighted_out = mul(proj_out, unsqueeze(sample_weights_g, -1))
@@ -69,15 +63,17 @@ def grouped_mm_experts(
     weighted_out = index_rows(weighted_out, inv_perm)
     final = sum_dim(view(weighted_out, tokens, spec.num_experts_per_tok, width), 1)
     del histc_input, tokens_per_expert
-    return to(final, hidden.dtype)
+    final = to(final, hidden.dtype)
+    del gate_up, down  # dequantised, they are in the parametrization's cache until the module returns
+    return final
 
 
 def liger_experts(m: Scope, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor, spec: Moe) -> Tensor:
     """liger_kernel/transformers/swiglu.py, 0.8.5: LigerExperts."""
     index = m.tape.empty(top_k_index.shape, INT32, "_to_copy")
     inner, width = spec.moe_intermediate_size, hidden.shape[1]
-    gate_up = m.parameter("gate_up_proj", spec.num_experts, 2 * inner, width)
-    down = m.parameter("down_proj", spec.num_experts, width, inner)
+    gate_up = m.expert_weight(m, "gate_up_proj", spec.num_experts, 2 * inner, width)
+    down = m.expert_weight(m, "down_proj", spec.num_experts, width, inner)
     return liger_fused_moe(hidden, gate_up, down, index, top_k_weights)
 
 
@@ -93,16 +89,16 @@ def _biases(m: Scope, name: str, width: int, expert_ids: Tensor, spec: Moe) -> T
     return index_rows(m.parameter(f"{name}_bias", _experts(m, spec), width), expert_ids)
 
 
-def _grouped_linear(
-    m: Scope, rows: Tensor, name: str, width: int, *, offsets: Tensor, bias: Tensor | None, spec: Moe
-) -> Tensor:
-    """Weights [E, out, in], or stored the other way round (gpt-oss)."""
-    if spec.transposed_experts:
-        weight = m.parameter(name, _experts(m, spec), rows.shape[1], width)
-        out = grouped_mm(to(rows, weight.dtype), weight, offsets)
-    else:
-        weight = m.parameter(name, _experts(m, spec), width, rows.shape[1])
-        out = grouped_mm(to(rows, weight.dtype), transpose(weight, 1, 2), offsets)
+def _weight(m: Scope, name: str, inputs: int, outputs: int, spec: Moe) -> Tensor:
+    """Weights [E, out, in] of this rank's experts, or stored the other way round (gpt-oss)."""
+    sizes = (inputs, outputs) if spec.transposed_experts else (outputs, inputs)
+    return m.expert_weight(m, name, _experts(m, spec), *sizes)
+
+
+def _grouped_linear(rows: Tensor, weight: Tensor, *, offsets: Tensor, bias: Tensor | None, spec: Moe) -> Tensor:
+    """One product for all experts, and each row's bias."""
+    turned = weight if spec.transposed_experts else transpose(weight, 1, 2)
+    out = grouped_mm(to(rows, weight.dtype), turned, offsets)
     return out if bias is None else add_in_place(out, bias)
 
 

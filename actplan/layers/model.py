@@ -23,7 +23,7 @@ from .kernels import kernels
 from .names import NO_POSITION_IDS, POSITIONAL_MASK, names_of
 from .norm import norm
 from .scope import Scope
-from .training import projection, trains
+from .training import expert_weight, projection, trains
 
 
 class Walk(msgspec.Struct):
@@ -94,6 +94,7 @@ def walk(
     m = Scope(
         *(tape, kernels(model, run), run.residual_dtype, run.mesh, names),
         project=projection(run),
+        expert_weight=expert_weight(run),
         copies=copies,
         recomputed=parts,
     )

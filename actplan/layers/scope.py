@@ -32,7 +32,7 @@ class Scope:
     """
 
     __slots__ = (
-        *("captured", "copies", "dtype", "held", "inside", "kernels"),
+        *("captured", "copies", "dtype", "expert_weight", "held", "inside", "kernels"),
         *("mesh", "met", "names", "positions", "project", "recomputed", "tape"),
     )
 
@@ -45,13 +45,15 @@ class Scope:
         names: Mapping[str, str] = MappingProxyType({}),
         *,
         project: Projection | None = None,
+        expert_weight: ExpertWeight | None = None,
         copies: frozenset[str] = frozenset(),
         recomputed: frozenset[str] = frozenset(),
     ) -> None:
-        """`project`: what a linear of the model is run by. `copies`: modules in whose place a trained copy runs.
-        `recomputed`: parts of a layer that are checkpoints of their own (`policies.Modules`)."""
+        """`project`: what a linear of the model is run by. `expert_weight`: what reads a stacked weight of experts.
+        `copies`: modules in whose place a trained copy runs. `recomputed`: parts of a layer that are checkpoints of their own (`policies.Modules`)."""
         self.tape, self.kernels, self.dtype, self.mesh, self.names = tape, kernels, dtype, mesh, names
         self.project = project or plain_linear
+        self.expert_weight = expert_weight or Scope.parameter
         self.copies, self.recomputed = copies, recomputed
         self.met = set[str]()
         """The parts among `recomputed` that were run."""
@@ -145,6 +147,9 @@ TRAINED_COPY, FROZEN_ORIGINAL = ".modules_to_save.default", ".original_module"
 
 Projection = Callable[[Scope, Tensor, int, bool], Tensor]
 """What runs a linear: the module, its input, its outputs, whether it has a bias."""
+
+ExpertWeight = Callable[..., Tensor]
+"""What reads a stacked weight of experts: the module, the weight's name, its sizes."""
 
 
 def linear(m: Scope, x: Tensor, out_features: int, bias: bool = False) -> Tensor:

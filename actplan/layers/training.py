@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..spec import Frozen, Run
-from .scope import TRAINED_COPY, Projection, plain_linear
+from .scope import TRAINED_COPY, ExpertWeight, Projection, plain_linear
 
 
 def trains(run: Run) -> Callable[[str], bool]:
@@ -44,7 +44,8 @@ def layer_index(path: str) -> int | None:
 def role(run: Run, i: int) -> tuple[object, ...]:
     """What tells layer i from a layer of its kind that is trained otherwise."""
     frozen, lora = run.frozen, run.adapters
-    named = tuple(part for part in (*frozen.parts, *frozen.only) if _numbers(part, i))
+    left = () if run.quantised is None else run.quantised.skips
+    named = tuple(part for part in (*frozen.parts, *frozen.only, *left) if _numbers(part, i))
     return (i < frozen.first_layers, named, lora is not None and lora.layers is not None and i in lora.layers)
 
 
@@ -56,9 +57,9 @@ def projection(run: Run) -> Projection:
     """Plain linears, quantised ones, adapters on either."""
     base: Projection = plain_linear
     if run.quantised is not None:
-        from .four_bit import four_bit_linear
+        from .quantised import quantised_linear
 
-        base = four_bit_linear(run.quantised, run.dtype)
+        base = quantised_linear(run.quantised, run.dtype)
     elif run.fake_quantised is not None:
         from .fake_quantised import fake_quantised_linear
 
@@ -67,4 +68,13 @@ def projection(run: Run) -> Projection:
         return base
     from .adapters import adapted
 
-    return adapted(run.adapters, base, quantised=run.quantised is not None)
+    return adapted(run.adapters, base, quantised=run.quantised)
+
+
+def expert_weight(run: Run) -> ExpertWeight | None:
+    """What reads the stacked weights of experts, None where they are parameters as any other."""
+    if run.quantised is None or not run.quantised.experts:
+        return None
+    from .quantised import quantised_experts
+
+    return quantised_experts(run.quantised, run.dtype)

@@ -11,6 +11,8 @@ from .families import READERS
 from .fields import mapping, shown
 from .hf_config import Config
 from .overrides import ALIASES, Setting, apply_setting
+from .quantization import KEY as QUANTIZATION
+from .quantization import quantization
 
 _KEY_OF_PATH = {path: key for key, paths in ALIASES.items() if len(paths) == 1 for path in paths}
 _KEY_OF_PATH["num_layers"] = "num_hidden_layers"
@@ -43,8 +45,10 @@ def document_of_config(value: object, *, name: str, source: str, settings: Seque
         raise InputError(f"holds a {_json_type(value)}, not a configuration", allowed="a JSON object with model_type")
     model_type = _model_type(fields, source)
     early = [setting for setting in settings if _config_key(setting, fields) is not None]
-    config = Config(_with_settings(fields, early))
-    document = Document({"name": name, **READERS[model_type](config)}, source)
+    changed = _with_settings(fields, early)
+    config = Config(changed)
+    document = Document({"name": name, **READERS[model_type](config), **quantization(changed)}, source)
+    config.read.add(QUANTIZATION)
     for setting in settings:
         if setting not in early or _config_key(setting, fields) not in config.read:
             _refuse_idle(setting, fields)
@@ -119,5 +123,6 @@ def _with_settings(fields: dict[str, object], settings: Sequence[Setting]) -> di
     changed = {key: s.value for s in settings if (key := _config_key(s, fields)) is not None}
     text = fields.get("text_config")
     if isinstance(text, dict):
-        return {**fields, "text_config": {**text, **changed}}
+        own = {key: changed[key] for key in changed if key == QUANTIZATION}  # it may stand in either
+        return {**fields, **own, "text_config": {**text, **changed}}
     return {**fields, **changed}

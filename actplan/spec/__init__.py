@@ -32,12 +32,12 @@ from .parts import (
     Rope,
     Spec,
 )
+from .quantised import QuantisedBase, Quantization
 from .run import (
     AttentionKernel,
     ContextAttention,
     Device,
     FakeQuantised,
-    FourBit,
     Frozen,
     Kernels,
     LinearAttentionKernel,
@@ -57,7 +57,6 @@ __all__ = [
     "Embedding",
     "FakeQuantised",
     "FeedForward",
-    "FourBit",
     "Frozen",
     "GatedDeltaNet",
     "Head",
@@ -79,6 +78,8 @@ __all__ = [
     "Naming",
     "NormType",
     "Precision",
+    "QuantisedBase",
+    "Quantization",
     "Residual",
     "Rope",
     "Run",

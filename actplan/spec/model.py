@@ -19,6 +19,7 @@ from .parts import (
     Rope,
     Spec,
 )
+from .quantised import Quantization
 
 Naming = Literal[
     "llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2", "bamba", "falcon_h1",
@@ -67,6 +68,7 @@ class Model(Spec, frozen=True):
     mtp_layer: Layer | None = None
     exits: tuple[int, ...] = ()
     exit_head: Literal["shared", "own"] = "shared"
+    quantization: Quantization | None = None
 
     @property
     def num_layers(self) -> int:

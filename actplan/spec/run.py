@@ -11,6 +11,7 @@ from ..policies import NoCheckpoint, Policy
 from ..units import BF16, FP32, DType
 from .losses import LOSSES, Loss, LossKind
 from .parts import Spec
+from .quantised import QuantisedBase
 
 AttentionKernel = Literal["eager", "sdpa", "efficient", "cudnn", "flex", "flash", "flash2"]
 """efficient: sdpa on its memory-efficient kernel, heads repeated (a GPU that the flash kernel does not run on: T4).
@@ -44,39 +45,6 @@ class Lora(Spec, frozen=True):
     dora: bool = False
     modules_to_save: tuple[str, ...] = ()
     layers: tuple[int, ...] | None = None
-
-
-class FourBit(Spec, frozen=True):
-    """A base of bitsandbytes' 4-bit linears (Dettmers et al., arXiv 2305.14314): two weights a byte and one fp32
-    scale for each `block_size`; nested: the scales in 8 bits, with an fp32 one for each 256 of them.
-
-    upcast: norms, embeddings and the head in fp32, as peft's `prepare_model_for_kbit_training` leaves them, and so
-    the residual stream too.
-    """
-
-    nested: bool = False
-    block_size: int = 64
-    upcast: bool = True
-
-    @property
-    def name(self) -> str:
-        """`nf4`, `nf4-double` with nested scales."""
-        return "nf4-double" if self.nested else "nf4"
-
-    def packed_bytes(self, numel: int) -> int:
-        """The weights, two a byte (bitsandbytes/functional.py, quantize_4bit)."""
-        return -(-numel // 2)
-
-    def scale_bytes(self, numel: int) -> int:
-        """The scales and a table of 16 in fp32; nested: one byte a scale, an fp32 number for each 256 of them, their
-        table of 256 and an offset."""
-        blocks = -(-numel // self.block_size)
-        scales = 4 * blocks if not self.nested else blocks + 4 * -(-blocks // 256) + 4 * 256 + 4
-        return scales + 4 * 16
-
-    def stored_bytes(self, numel: int) -> int:
-        """Both."""
-        return self.packed_bytes(numel) + self.scale_bytes(numel)
 
 
 class FakeQuantised(Spec, frozen=True):
@@ -125,7 +93,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     It matters under expert parallelism only: on one rank there are T · top_k rows however they are routed."""
     precision: Precision = "pure"
     adapters: Lora | None = None
-    quantised: FourBit | None = None
+    quantised: QuantisedBase | None = None
     fake_quantised: FakeQuantised | None = None
     frozen: Frozen = Frozen()
     mtp: bool = False

@@ -33,7 +33,10 @@ from .result import (
 from .shards import Piece, bucket_padding, padded, piece, pieces, stored_dtype
 from .units import PipelineSplit, Unit, chunk_layers, stage_chunks, units_of
 
-_FOUR_BIT_SOURCE = "bitsandbytes/functional.py: quantize_4bit"
+_QUANTISED_SOURCE = {
+    4: "bitsandbytes/functional.py: quantize_4bit",
+    8: "bitsandbytes/functional.py: int8_vectorwise_quant",
+}
 
 
 def states(
@@ -96,7 +99,7 @@ def _parameters(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Lin
         extra = padding * recipe.weights.itemsize if isinstance(recipe.sharding, MegatronDdp) else 0
         extra = extra if not _fully_sharded(recipe) else 0
         lines.append(Line("parameters", "weights", trained + extra, ALWAYS, reason, recipe.source))
-        lines.extend(_frozen(held, recipe))
+    lines.extend(_frozen(held, recipe))
     if recipe.autocast_cache:
         copies = sum(p.weight * recipe.compute.itemsize for p in held if _is_cast(p, recipe))
         reason = f"autocast's {recipe.compute} copies of fp32 matrices, kept for backward"
@@ -118,18 +121,22 @@ def _is_cast(piece: Piece, recipe: Recipe) -> bool:
 
 
 def _frozen(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
+    """What is not trained; offloading moves all of it but the scales of a quantised base."""
     frozen, base = [p for p in held if not p.parameter.trainable], recipe.base
-    packed = [p for p in frozen if p.parameter.stored_bytes is not None]
-    size = sum(p.weight_bytes for p in frozen if p.parameter.stored_bytes is None)
-    lines = [Line("parameters", "frozen weights", size, ALWAYS, "weights that are not trained", recipe.source)]
+    plain, packed = (sum(p.weight_bytes for p in frozen if (p.packed is None) is one) for one in (True, False))
+    lines = []
+    if not recipe.offload.parameters:
+        lines.append(Line("parameters", "frozen weights", plain, ALWAYS, "weights that are not trained", recipe.source))
     if base is not None and packed:
-        size = sum(base.packed_bytes(p.weight) for p in packed)
-        scales = sum(base.scale_bytes(p.weight) for p in packed)
-        lines.append(
-            Line("parameters", f"{base.name} base", size, ALWAYS, "frozen matrices in 4 bits", _FOUR_BIT_SOURCE)
-        )
-        reason = f"one scale for {base.block_size} values" + (", quantised again" if base.nested else "")
-        lines.append(Line("parameters", f"{base.name} scales", scales, ALWAYS, reason, _FOUR_BIT_SOURCE))
+        source = _QUANTISED_SOURCE[base.bits]
+        if not recipe.offload.parameters:
+            reason = f"frozen matrices in {base.bits} bits"
+            lines.append(Line("parameters", f"{base.name} base", packed, ALWAYS, reason, source))
+        reason = "one scale a row"
+        if base.bits == 4:
+            reason = f"one scale for {base.block_size} values" + (", quantised again" if base.nested else "")
+        scales = sum(p.scales for p in frozen)
+        lines.append(Line("parameters", f"{base.name} scales", scales, ALWAYS, reason, source))
     return lines
 
 

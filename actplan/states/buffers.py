@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..mesh import Mesh
+from ..profile import Parameter
 from ..recipes import Recipe
 from ..sharding import Ddp, Zero
 from .fsdp import GATHERED, fsdp_lines, fsdp_of, fsdp_pools
 from .result import ALWAYS, DURING_BACKWARD, Line, Phase, Pool
+from .shards import gathered_bytes
 from .units import Unit
 
 
@@ -65,8 +67,9 @@ def _zero(units: Sequence[Unit], recipe: Recipe, sharding: Zero, mesh: Mesh) -> 
 def _zero3_live(units: Sequence[Unit], recipe: Recipe, sharding: Zero) -> Line:
     """Gathered weights: at least the largest unit and a prefetch bucket, at most max_live_parameters."""
     small = sharding.persistence_threshold
-    each = [sum(p.numel for p in unit.parameters if p.numel >= small) for unit in units]
-    total, width = sum(each), recipe.compute.itemsize
+    width = recipe.compute.itemsize
+    each = [sum(n for p in unit.parameters if (n := _zero3_values(p, recipe)) >= small) for unit in units]
+    total = sum(each)
     low = min(total, max(each, default=0) + sharding.prefetch_bucket)
     high = max(low, min(total, sharding.max_live))
     reason = (
@@ -75,6 +78,11 @@ def _zero3_live(units: Sequence[Unit], recipe: Recipe, sharding: Zero) -> Line:
     )
     source = "deepspeed/runtime/zero/partitioned_param_coordinator.py: fetch_sub_module, release_sub_module"
     return Line("communication", "gathered weights", low * width, GATHERED, reason, source, high=high * width)
+
+
+def _zero3_values(p: Parameter, recipe: Recipe) -> int:
+    """Elements of a parameter as DeepSpeed sees it: a quantised one is packed into fewer of the same type."""
+    return p.numel if p.stored_bytes is None else -(-gathered_bytes(p, recipe) // recipe.compute.itemsize)
 
 
 def pipeline_buffers(boundary_bytes: int, chunks: int, first_stage: bool) -> list[Line]:

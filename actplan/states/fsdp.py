@@ -25,7 +25,7 @@ from ..profile import Parameter
 from ..recipes import Recipe
 from ..sharding import Fsdp, MegatronDdp, shard_divisors
 from .result import DURING_BACKWARD, MOMENTS, Line, Moment, Phase, Pool
-from .shards import fsdp_shard, ranks_of, stored_dtype
+from .shards import fsdp_shard, gathered_bytes, padded, ranks_of, stored_dtype
 from .units import Unit
 
 SOURCE = "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, _fsdp_param_group.py"
@@ -74,6 +74,10 @@ def group(units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh) -> 
     gathered = flat = cast = reduced = shards = last = 0
     for p in (p for unit in units for p in unit.parameters):
         by = shard_divisors(sharding, ranks_of(p, mesh)).parameters
+        if recipe.base is not None and p.stored_bytes is not None:
+            packed = padded(gathered_bytes(p, recipe), by)
+            gathered, flat = gathered + rounded(packed), flat + (packed if by > 1 else 0)
+            continue
         shard = fsdp_shard(p.shape, by)
         width = _width(p, recipe)
         gathered += rounded(shard * by * width)

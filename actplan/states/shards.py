@@ -11,6 +11,7 @@ from ..mesh import Mesh
 from ..profile import Parameter
 from ..recipes import Recipe
 from ..sharding import Ddp, Fsdp, MegatronDdp, Zero, shard_divisors
+from ..spec import QuantisedBase
 from ..units import FP32, DType
 from .units import TIED_COPY, Unit
 
@@ -25,6 +26,8 @@ class Piece:
     """One parameter on one rank: values held as weight, as gradient, and stepped on by the optimizer.
 
     alone: whether each of these is allocated on its own, not as a part of one buffer.
+    packed: bytes of a quantised weight's values, None for any other. scales: bytes of what belongs to them
+    (bitsandbytes' quant_state), which no sharding divides.
     """
 
     parameter: Parameter
@@ -33,10 +36,12 @@ class Piece:
     gradient: int
     stepped: int
     alone: bool = False
+    packed: int | None = None
+    scales: int = 0
 
     @property
     def weight_bytes(self) -> int:
-        return self.allocated(self.weight * self.stored.itemsize)
+        return self.allocated(self.weight * self.stored.itemsize) if self.packed is None else self.packed
 
     def allocated(self, nbytes: int) -> int:
         """`nbytes` as the allocator counts them."""
@@ -68,6 +73,8 @@ def piece(p: Parameter, recipe: Recipe, mesh: Mesh) -> Piece:
     """One parameter on one rank."""
     by = shard_divisors(recipe.sharding, ranks_of(p, mesh))
     stored, full = stored_dtype(p, recipe), p.numel
+    if recipe.base is not None and p.stored_bytes is not None:
+        return _quantised_piece(p, recipe, recipe.base, by.parameters)
     if isinstance(recipe.sharding, Fsdp):
         shard = fsdp_shard(p.shape, by.parameters)
         trained = shard if p.trainable else 0
@@ -83,6 +90,36 @@ def piece(p: Parameter, recipe: Recipe, mesh: Mesh) -> Piece:
     if not p.trainable:
         return Piece(p, stored, weight, 0, 0, alone)
     return Piece(p, stored, weight, -(-full // by.gradients), -(-full // by.optimizer), alone)
+
+
+def _quantised_piece(p: Parameter, recipe: Recipe, base: QuantisedBase, ranks: int) -> Piece:
+    """A matrix in few bits. Sharded 4-bit values are held in the type of the products (`bnb_4bit_quant_storage`), a
+    column of them, of which FSDP and ZeRO-3 divide the rows; 8-bit ones keep their shape."""
+    packed, width = base.packed_bytes(p.numel), recipe.compute.itemsize
+    held = packed
+    if divides_base(recipe, base) and base.bits == 8:
+        held = fsdp_shard(p.shape, ranks)
+    elif divides_base(recipe, base):
+        rows = -(-packed // width)
+        small = isinstance(recipe.sharding, Zero) and rows < recipe.sharding.persistence_threshold
+        held = packed if small else -(-rows // ranks) * width
+    scales = base.scale_bytes(p.shape)
+    return Piece(p, stored_dtype(p, recipe), p.numel, 0, 0, packed=held, scales=scales)
+
+
+def divides_base(recipe: Recipe, base: QuantisedBase) -> bool:
+    """Whether the packed weights of a quantised base are sharded: under FSDP those of a floating type (Accelerate
+    excludes others, utils/fsdp_utils.py: `incompatible_params4bit`), under ZeRO all."""
+    sharding = recipe.sharding
+    return (isinstance(sharding, Fsdp) and not base.whole) or (isinstance(sharding, Zero) and sharding.stage == 3)
+
+
+def gathered_bytes(p: Parameter, recipe: Recipe) -> int:
+    """A parameter's bytes as it is gathered: in the type of the products unless it is held in a smaller one, packed
+    where it is quantised, nothing where it is on every rank."""
+    if recipe.base is None or p.stored_bytes is None:
+        return p.numel * min(recipe.compute.itemsize, stored_dtype(p, recipe).itemsize)
+    return recipe.base.packed_bytes(p.numel) if divides_base(recipe, recipe.base) else 0
 
 
 def fsdp_shard(shape: tuple[int, ...], ranks: int) -> int:

@@ -27,7 +27,7 @@ from actplan.mesh import Mesh
 from actplan.policies import EveryLayer, NoCheckpoint
 from actplan.recipes import load_recipe
 from actplan.report import Budget
-from actplan.spec import Attention, FourBit, Layer, Lora, Mlp, Model, Run
+from actplan.spec import Attention, Layer, Lora, Mlp, Model, QuantisedBase, Run
 from actplan.units import BF16, FP16, FP32, GIB, MIB
 
 MEDIAN_ERROR, WORST_ERROR = 0.02, 0.06
@@ -77,7 +77,7 @@ def on_a_t4(record: dict[str, Any]) -> Budget:
         input_require_grads=True,
         checkpoint=EveryLayer(),
         adapters=Lora(rank=record["lora_rank"], targets=tuple(record["lora_targets"])),
-        quantised=FourBit(nested=record["double_quant"]) if quantised else None,
+        quantised=QuantisedBase(nested=record["double_quant"]) if quantised else None,
     )
     job = Job(recipe=load_recipe("qlora" if quantised else "lora", "adamw"), gpu=load_gpu("t4-16gb"))
     return budget(subject(model, run), job)

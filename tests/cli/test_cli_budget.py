@@ -218,11 +218,15 @@ def test_categories_of_the_table_are_those_of_the_json() -> None:
         ("fp32", "fp32", {}),
         ("fsdp", "bf16", {}),
         ("lora", "bf16", {"adapters": "lora of rank 16 on q_proj, v_proj"}),
-        ("qlora", "bf16", {"adapters": "lora of rank 16 on q_proj, v_proj", "quantised": "nf4, the rest in fp32"}),
+        (
+            "qlora",
+            "bf16",
+            {"adapters": "lora of rank 16 on q_proj, v_proj", "quantised": "nf4-double, the rest in fp32"},
+        ),
         (
             "qlora-plain",
             "bf16",
-            {"adapters": "lora of rank 16 on q_proj, v_proj", "quantised": "nf4, the rest in bf16"},
+            {"adapters": "lora of rank 16 on q_proj, v_proj", "quantised": "nf4-double, the rest in bf16"},
         ),
     ],
 )

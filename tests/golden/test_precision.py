@@ -25,7 +25,7 @@ from actplan.estimate.autograd import segmented
 from actplan.layers.model import Walk, walk
 from actplan.load.loader import load_model
 from actplan.profile import profile
-from actplan.spec import Attention, FakeQuantised, FourBit, Frozen, Layer, Lora, Mlp, Model, Run
+from actplan.spec import Attention, FakeQuantised, Frozen, Layer, Lora, Mlp, Model, QuantisedBase, Run
 from actplan.units import DTYPES, FP16, FP32, MIB
 
 REFERENCE = Path(__file__).parent.parent / "reference"
@@ -83,7 +83,7 @@ def _run(r: Record) -> Run:
         adapters=_lora(r),
         quantised=None
         if four_bit is None
-        else FourBit(nested=four_bit.get("double", False), upcast=four_bit.get("prepare", True)),
+        else QuantisedBase(nested=four_bit.get("double", False), upcast=four_bit.get("prepare", True)),
         fake_quantised=FakeQuantised() if r.get("fake_quantised") else None,
         frozen=Frozen(parts=tuple(part.removeprefix("model.") for part in r.get("frozen", ()))),
         input_require_grads=r.get("input_require_grads", False),
@@ -132,8 +132,8 @@ RUNS = {
     "all": Run(adapters=Lora(targets=("all-linear",))),
     "dora": Run(adapters=Lora(targets=("all-linear",), dora=True)),
     "some-layers": Run(adapters=Lora(layers=(5, 6, 7))),
-    "four-bit": Run(adapters=Lora(), quantised=FourBit()),
-    "four-bit-autocast": Run(adapters=Lora(), quantised=FourBit(), precision="autocast", dtype=FP16),
+    "four-bit": Run(adapters=Lora(), quantised=QuantisedBase()),
+    "four-bit-autocast": Run(adapters=Lora(), quantised=QuantisedBase(), precision="autocast", dtype=FP16),
     "lora-autocast": Run(adapters=Lora(), precision="autocast"),
     "first-layers": Run(frozen=Frozen(first_layers=5, parts=("embed_tokens",))),
     "embedding": Run(frozen=Frozen(parts=("embed_tokens",))),
@@ -165,7 +165,7 @@ def test_nothing_below_the_lowest_trained_layer_keeps_anything() -> None:
 
 
 def test_a_quantised_weight_knows_its_bytes() -> None:
-    stored = profile(_model("qwen2.5-7b", 1), Run(sequence_length=128, adapters=Lora(), quantised=FourBit()))
+    stored = profile(_model("qwen2.5-7b", 1), Run(sequence_length=128, adapters=Lora(), quantised=QuantisedBase()))
     weight = next(p for p in stored.layers[0].parameters if p.name == "self_attn.q_proj.base_layer.weight")
     assert weight.shape == (3584, 3584)
     assert weight.nbytes == 3584 * 3584 // 2 + 4 * 3584 * 3584 // 64 + 64
@@ -215,7 +215,7 @@ def _predicted(r: Record) -> tuple[float, float]:
         device="cuda",
         hold_logits=True,
         adapters=Lora(rank=r["lora_rank"], targets=tuple(r["lora_targets"])),
-        quantised=FourBit(nested=r["double_quant"]) if r["quantization"] == "nf4" else None,
+        quantised=QuantisedBase(nested=r["double_quant"]) if r["quantization"] == "nf4" else None,
     )
     estimate = segmented(_decoder(r), run, policies.EveryK(1))
     beside = r["measured"]["resident_before_step_mib"] + r["measured"]["optimizer_state_mib"]

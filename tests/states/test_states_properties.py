@@ -17,7 +17,7 @@ from actplan.profile import Parameter, profile
 from actplan.recipes import RECIPES, Offload, Recipe, load_recipe
 from actplan.running import under
 from actplan.sharding import Ddp, Fsdp, MegatronDdp, Zero
-from actplan.spec import FourBit, Lora, Run
+from actplan.spec import Lora, QuantisedBase, Run
 from actplan.states import CATEGORIES, PHASES, PipelineSplit, States, Unit, chunk_layers, stage_chunks, states
 from actplan.units import BF16, FP32
 
@@ -186,7 +186,7 @@ def test_qlora_quantises_matrices_only() -> None:
     counts = 2 * [2048 * 2048, 512 * 2048, 512 * 2048, 2048 * 2048, *[8192 * 2048] * 3]
     assert by_name["nf4-double base"] == sum(counts) // 2
     assert by_name["frozen weights"] == 4 * (128256 * 2048 + 5 * 2048)
-    assert by_name["nf4-double scales"] == sum(FourBit(nested=True).scale_bytes(n) for n in counts)
+    assert by_name["nf4-double scales"] == sum(QuantisedBase(nested=True).scale_bytes((n,)) for n in counts)
 
 
 def test_pipeline_receive_buffers() -> None:

@@ -13,7 +13,7 @@ from actplan.mesh import Mesh
 from actplan.profile import Parameter, profile
 from actplan.recipes import RECIPES, Offload, load_recipe
 from actplan.sharding import Fsdp
-from actplan.spec import FourBit, Run
+from actplan.spec import QuantisedBase, Run
 from actplan.states import Unit, states, units_of
 from actplan.units import BF16, GIB, MIB
 
@@ -132,5 +132,5 @@ def test_nf4_tables_of_a_t4_run() -> None:
     breakdown = record["measured"]["weight_breakdown"]
     shapes = 28 * [(1536, 1536), (256, 1536), (256, 1536), (1536, 1536), *[(8960, 1536)] * 3]
     counts = [a * b for a, b in shapes]
-    assert sum(FourBit().packed_bytes(n) for n in counts) == breakdown["nf4_packed"] * MIB
-    assert sum(FourBit().scale_bytes(n) for n in counts) == breakdown["quant_scales"] * MIB
+    assert sum(QuantisedBase().packed_bytes(n) for n in counts) == breakdown["nf4_packed"] * MIB
+    assert sum(QuantisedBase().scale_bytes((n,)) for n in counts) == breakdown["quant_scales"] * MIB
