@@ -175,6 +175,24 @@ def _check_recipe(base: QuantisedBase, recipe: Recipe) -> None:
         )
 
 
+def stored_note(stored: Quantization, run: Run) -> str | None:
+    """What the plan makes of a checkpoint that is quantised; None where it is planned exactly as it says."""
+    if run.quantised is None:
+        method = METHODS.get(stored.method)
+        how = method.dequantise if method is not None else None
+        trained = "" if how is None else f", which Transformers does when told to ({how})"
+        return (
+            f"the checkpoint is stored in {stored.base or stored.method} (quantization_config) and planned "
+            f"dequantised, every weight in the run's own type{trained}"
+        )
+    if stored.compute is not None and stored.compute != str(run.dtype):
+        return (
+            f"the checkpoint's products are in {stored.compute} (bnb_4bit_compute_dtype) and planned in {run.dtype}: "
+            f"--dtype {stored.compute} plans its own type"
+        )
+    return None
+
+
 def describe(base: QuantisedBase) -> str:
     """`nf4-double`, and what else is said of it."""
     experts = ", experts too" if base.experts else ""
@@ -182,4 +200,4 @@ def describe(base: QuantisedBase) -> str:
     return f"{base.name}{experts}{release}"
 
 
-__all__ = ["METHODS", "check", "describe", "parse_base", "parse_version", "settled", "stored_base"]
+__all__ = ["METHODS", "check", "describe", "parse_base", "parse_version", "settled", "stored_base", "stored_note"]

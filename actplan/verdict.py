@@ -18,7 +18,7 @@ from .recipes import Offload, Recipe, load_recipe
 from .report import Band, Budget, Fit, PhaseBytes, Remedy
 from .running import under
 from .sharding import Ddp, MegatronDdp, Zero
-from .spec import FUSED, Model, Run
+from .spec import FUSED, Model, Moe, Run
 
 FIT_ON = ("allocated", "reserved", "device")
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "communication")
@@ -162,10 +162,17 @@ def changes(model: Model, run: Run, job: Job) -> Iterator[Change]:
         yield _run("--attention flash", "none: the same attention, without T × T", attention="flash")
     if run.kernels == "hf" and model.liger:
         yield _run("--kernels liger", "none: the same norms and activations, fused", kernels="liger")
+    if run.quantised is not None and run.quantised.bits == 4 and not run.quantised.experts and _has_experts(model):
+        experts = replace(run.quantised, experts=True)
+        yield _run("--quantise-experts", "experts are dequantised in each forward", quantised=experts)
     yield from _same_layers(run, job)
     yield _mesh(run, "cp", "twice the GPUs; attention exchanges keys and values")
     yield _mesh(run, "tp", "twice the GPUs; two collectives a layer and pass")
     yield from _shorter(run)
+
+
+def _has_experts(model: Model) -> bool:
+    return any(isinstance(layer.mlp, Moe) for layer in model.layers)
 
 
 def changes_of_any(run: Run, job: Job) -> Iterator[Change]:
@@ -211,8 +218,8 @@ def _sharded(run: Run, job: Job) -> Iterator[Change]:
         yield _recipe(run, "zero-3", cost)
     elif isinstance(sharding, MegatronDdp) and not sharding.distributed_optimizer and run.mesh.data_ranks > 1:
         yield _recipe(run, "megatron-bf16-dist", "weights are gathered once a step")
-    elif isinstance(sharding, Ddp) and recipe.base is None:
-        yield _recipe(run, "fsdp", cost)
+    elif isinstance(sharding, Ddp):
+        yield _recipe(run, "fsdp" if recipe.base is None else "qlora-fsdp", cost)
 
 
 def _recipe(run: Run, name: str, cost: str) -> Change:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
+from ..profile import LayerProfile
 from ..sharding import Ddp, Fsdp, MegatronDdp, Zero
+from ..states.shards import gathered_bytes
 from .facts import LARGE, Facts, Said, gib
 
 
@@ -62,7 +64,9 @@ def _replicated(facts: Facts) -> Said:
     if not whole:
         return
     total = sum(size for _, size in whole)
-    divided = "ZeRO-3 or FSDP" if facts.recipe.base is None else "FSDP, which can gather a quantised base too,"
+    divided = "ZeRO-3 or FSDP"
+    if facts.recipe.base is not None:
+        divided = "FSDP, which gathers a quantised base too (--recipe qlora-fsdp),"
     yield (
         "replicated",
         f"{_name(facts)} leaves whole on each of {ranks} ranks: "
@@ -131,13 +135,12 @@ def _volume(facts: Facts) -> Said:
         return
     ranks = facts.divisors.parameters
     part = (ranks - 1) / ranks
-    layers = [layer.num_parameters for layer in facts.profile.layers]
+    layers = [_gathered_bytes(facts, layer) for layer in facts.profile.layers]
     again = {i for first, last in facts.chosen.segments for i in range(first, last + 1)}
     often, once = gathers(facts)
-    width = facts.recipe.compute.itemsize
-    received = sum(size * (often if i in again else once) for i, size in enumerate(layers)) * width * part
-    extra = sum(layers[i] for i in again) * (often - once) * width * part
-    ends = (facts.profile.embedding.num_parameters + facts.profile.head.num_parameters) * width * part
+    received = sum(size * (often if i in again else once) for i, size in enumerate(layers)) * part
+    extra = sum(layers[i] for i in again) * (often - once) * part
+    ends = (_gathered_bytes(facts, facts.profile.embedding) + _gathered_bytes(facts, facts.profile.head)) * part
     trained = sum(p.numel for p in facts.parameters if p.trainable)
     reduced = trained * (sharding.reduce if isinstance(sharding, Fsdp) else facts.recipe.gradients).itemsize * part
     yield (
@@ -145,6 +148,10 @@ def _volume(facts: Facts) -> Said:
         f"each micro-batch this rank receives {gib(received + ends)} of gathered weights and sends {gib(reduced)} of "
         f"gradients ({ranks} ranks, {facts.recipe.compute}); {_why(facts, often, bool(again), extra)}",
     )
+
+
+def _gathered_bytes(facts: Facts, stage: LayerProfile) -> int:
+    return sum(gathered_bytes(p, facts.recipe) for p in stage.parameters)
 
 
 def _why(facts: Facts, often: int, checkpointed: bool, extra: float) -> str:

@@ -1,4 +1,4 @@
-"""Notes on frozen parts, adapters, quantised bases, and on checkpointing them."""
+"""Notes on frozen parts and adapters, and on checkpointing them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from ..estimate.autograd import subject
 from ..policies import NoCheckpoint
 from .facts import LARGE, Facts, Said, gib
+from .quantised import quantised_notes
 from .states import trained_bytes
 
 
@@ -15,7 +16,7 @@ def tuning_notes(facts: Facts) -> Said:
     yield from _no_gradient(facts)
     yield from _frozen_trunk(facts)
     yield from _saved_modules(facts)
-    yield from _upcast(facts)
+    yield from quantised_notes(facts)
     yield from _casts(facts)
     yield from _rounded(facts)
     yield from _boundaries(facts)
@@ -69,23 +70,6 @@ def _saved_modules(facts: Facts) -> Said:
         f"{', '.join(lora.modules_to_save)} trained in full beside the adapters: {count:,} parameters at "
         f"{float(each):g} bytes each (weight, gradient and two moments in their own type), {gib(count * each)}, and "
         "the frozen originals stay in memory too",
-    )
-
-
-def _upcast(facts: Facts) -> Said:
-    four = facts.run.quantised
-    if four is None:
-        return
-    other = facts.with_run(quantised=replace(four, upcast=not four.upcast))
-    more = (facts.found.total_bytes - other) * (1 if four.upcast else -1)
-    now, then = ("fp32", f"--recipe qlora-plain leaves them {facts.run.dtype}: {gib(more)} less")
-    if not four.upcast:
-        prepared = "prepare_model_for_kbit_training (--recipe qlora)"
-        now, then = (str(facts.run.dtype), f"{prepared} makes them fp32: {gib(more)} more")
-    yield (
-        "kbit-upcast",
-        f"norms, embedding and head of the quantised model are in {now}, and so the residual stream between layers; "
-        f"{then}",
     )
 
 

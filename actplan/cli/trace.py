@@ -90,6 +90,8 @@ def _options(settings: Run, run: RunOptions, autocast: str | None, num_layers: i
     from ..trace import TraceOptions
 
     policy = settings.checkpoint
+    if settings.quantised is not None:
+        raise InputError("a traced model's base is what its code makes of it", where="--quantise", allowed="no base")
     if not isinstance(policy, NoCheckpoint | EveryLayer | EveryK):
         raise InputError(f"{policy} cannot be traced", where="--checkpoint", allowed="none, layer or every:K")
     return TraceOptions(

@@ -34,6 +34,7 @@ def notes(model: Model, run: Run, table: Table, chosen: Segmented) -> tuple[Note
             _positions(model, run),
             _recomputation(model, run),
             _left_out(model, run),
+            _stored(model, run),
             _not_modelled(model, run, chosen),
         )
         for code, message in part
@@ -244,11 +245,25 @@ def _left_out(model: Model, run: Run) -> Said:
         )
 
 
+def _stored(model: Model, run: Run) -> Said:
+    """What a checkpoint that is quantised is planned as."""
+    if model.quantization is None:
+        return
+    from ..quantising import stored_note
+
+    message = stored_note(model.quantization, run)
+    if message:
+        yield "quantised-checkpoint", message
+
+
 def _not_modelled(model: Model, run: Run, chosen: Segmented) -> Said:
-    weights = chosen.profile.num_parameters * run.dtype.itemsize
+    weights, held = chosen.profile.num_parameters * run.dtype.itemsize, str(run.dtype)
+    if run.quantised is not None:
+        stages = chosen.profile.stages
+        weights, held = sum(p.nbytes for stage in stages for p in stage.parameters), f"{run.quantised} and {run.dtype}"
     yield (
         "not-counted",
         f"counted here is what a step allocates for activations, loss and their gradients; on top come weights "
-        f"({format_gib(weights)} GiB in {run.dtype}), their gradients and optimizer states, kernel workspaces "
+        f"({format_gib(weights)} GiB in {held}), their gradients and optimizer states, kernel workspaces "
         f"(tens of MiB), the CUDA context (0.3 to 0.6 GiB) and fragmentation (typically 2 to 10 % of the peak)",
     )

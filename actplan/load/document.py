@@ -5,7 +5,7 @@ it and gives the `Model`. Every reader (YAML, presets, `config.json`) produces a
 so every check and every `--set` works alike on all of them.
 
     name, title, hidden_size, vocab_size, tie_word_embeddings, norm, rope, supports_sdpa, supports_flex, liger,
-    left_out, mtp, exits, exit_head
+    left_out, mtp, exits, exit_head, quantization
                        as in `actplan.spec.Model`
     layers              the pattern: names of kinds, repeated and nested (`actplan.load.pattern`)
     num_layers          optional; the pattern must then add up to it

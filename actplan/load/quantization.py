@@ -63,9 +63,8 @@ def _eight_bit(config: Config) -> dict[str, object]:
 def _types(config: Config) -> dict[str, object]:
     """The type of the products, and whether packed weights have no floating one."""
     made: dict[str, object] = {}
-    compute = config.get("bnb_4bit_compute_dtype")
-    if compute is not None:
-        made["compute"] = str(parse_dtype(str(compute), config.path("bnb_4bit_compute_dtype")))
+    compute = config.get("bnb_4bit_compute_dtype") or "float32"
+    made["compute"] = str(parse_dtype(str(compute), config.path("bnb_4bit_compute_dtype")))
     storage = config.get("bnb_4bit_quant_storage")
     if storage is not None and storage not in STORAGE:
         raise config.refuse("bnb_4bit_quant_storage", f"one of {', '.join(STORAGE)}")

@@ -43,6 +43,7 @@ class Model(Spec, frozen=True):
         exits: after how many layers there is an early exit: the hidden state goes through a norm and an output
             projection into a loss of its own. exit_head: the model's own norm and projection (LayerSkip, arXiv
             2404.16710), or each exit's own.
+        quantization: how its checkpoint is stored, None where it is in a floating type.
     """
 
     name: str
