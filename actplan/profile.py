@@ -68,8 +68,8 @@ class LayerProfile(msgspec.Struct, frozen=True):
         passed: tables that a checkpoint which begins with it keeps among its inputs (GPT-2's mask).
         reached: whether backward comes to it (`autograd.tape.StageTrace`).
         held: bytes of it, where it keeps nothing, that live on while the next one runs forward.
-        again: FLOPs that it runs again itself where it is stored: a stage with checkpoints of its own, a loss that makes
-            its logits twice.
+        again: FLOPs that it runs again itself where it is stored: checkpoints of its own, a loss that makes its logits
+            twice.
         rebuilt: bytes that these allocate when they run again.
         owed: bytes, of `stage.g`, that a split backward keeps for the gradients of its weights.
         buffers: bytes of what its modules hold from step to step that is no parameter, as the allocator counts them.

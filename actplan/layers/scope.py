@@ -50,7 +50,8 @@ class Scope:
         recomputed: frozenset[str] = frozenset(),
     ) -> None:
         """`project`: what a linear of the model is run by. `expert_weight`: what reads a stacked weight of experts.
-        `copies`: modules in whose place a trained copy runs. `recomputed`: parts of a layer that are checkpoints of their own (`policies.Modules`)."""
+        `copies`: modules in whose place a trained copy runs. `recomputed`: parts of a layer that are checkpoints of
+        their own (`policies.Modules`)."""
         self.tape, self.kernels, self.dtype, self.mesh, self.names = tape, kernels, dtype, mesh, names
         self.project = project or plain_linear
         self.expert_weight = expert_weight or Scope.parameter
