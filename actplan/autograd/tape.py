@@ -163,10 +163,12 @@ class Tape:
         storage.stage, storage.repeat = self.stage, self.repeat
         return Tensor(self, shape, contiguous_strides(shape) if strides is None else strides, dtype, storage)
 
-    def output(self, shape: Shape, dtype: DType, op: str, *, family: str, flops: int) -> Tensor:
+    def output(
+        self, shape: Shape, dtype: DType, op: str, *, family: str, flops: int, strides: Shape | None = None
+    ) -> Tensor:
         """The output of an op that can be kept: computed for `flops`, or taken from what a selection kept.
 
-        family: one of `selection.FAMILIES`.
+        family: one of `selection.FAMILIES`. strides: row-major where None.
         """
         selection = self.selection
         wanted = selection is not None and selection.wants(family, self.path)
@@ -174,7 +176,7 @@ class Tape:
             assert selection is not None
             return selection.take().alias()
         self.count_flops(flops)
-        out = self.empty(shape, dtype, op)
+        out = self.empty(shape, dtype, op, strides)
         if self.outputs is not None:
             size = rounded(out.storage.nbytes) * self.repeat
             made = Output(self.path, op, family, size, flops * self.repeat, self.stage, self.replaying)

@@ -211,3 +211,33 @@ def preserved_strides(shape: Shape, operands: tuple[tuple[Shape, Shape], ...]) -
         result[d] = step
         step *= max(shape[d], 1)
     return tuple(result)
+
+
+@lru_cache(maxsize=4096)
+def is_dense(shape: Shape, strides: Shape) -> bool:
+    """Whether the elements fill their storage without gaps or overlaps, in whatever order of the dimensions
+    (c10/core/TensorImpl.cpp, compute_non_overlapping_and_dense)."""
+    step = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def like_strides(shape: Shape, strides: Shape) -> Shape:
+    """Strides of `torch.empty_like(x)` for an `x` of this shape and these strides.
+
+    The very same where `x` is dense; a slice or an expanded tensor gives dense ones in its order of the dimensions
+    (ATen/native/TensorFactories.cpp, empty_like; ATen/ExpandUtils.cpp, infer_dense_strides, which sorts as
+    TensorIterator does).
+    """
+    return strides if is_dense(shape, strides) else preserved_strides(shape, ((shape, strides),))
+
+
+def matching_strides(shape: Shape, like: tuple[Shape, Shape]) -> Shape:
+    """Strides of a tensor of `shape` that is laid out as one of shape and strides `like`, whose last dimension may
+    differ (torch/_meta_registrations.py, alloc_with_matching_layout)."""
+    if shape == like[0]:
+        return like_strides(*like)
+    return preserved_strides(shape, (like,))

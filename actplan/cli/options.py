@@ -125,7 +125,7 @@ class RunOptions:
     ] = None
     device: Annotated[
         str,
-        Option("--device", metavar="cpu|cuda", help="Whose dropout masks and LayerNorm statistics are kept."),
+        Option("--device", metavar="cpu|cuda", help="Whose kernels run: sdpa, dropout, LayerNorm."),
     ] = "cpu"
     checkpoint: Annotated[
         str,

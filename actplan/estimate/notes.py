@@ -171,7 +171,7 @@ def _mask(model: Model, run: Run) -> Said:
         yield (
             "sdpa-mask",
             f"a window is shorter than the sequence, so Transformers gives sdpa a T × T mask ({format_gib(size)} GiB "
-            f"as booleans) and torch takes its memory-efficient kernel, which keeps it as a bias of the model's type "
+            f"as booleans), which its kernel (on a GPU the memory-efficient one) keeps as a bias of the model's type, "
             f"and repeats keys and values for each query head; --attention flash needs no mask",
         )
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..autograd import Tensor
 from ..ops import attention as attn
-from ..ops import norm, rope
+from ..ops import norm, rope, sdpa
 from ..spec import Attention, GatedDeltaNet, LatentAttention, LigerModule, Mamba2, Model, Moe, NormType, Run
 from . import mlp
 from .kernel_limits import check_attention, check_context, check_imbalance
@@ -105,16 +105,24 @@ def kernels(model: Model, run: Run) -> Kernels:
 
 
 def _attention(run: Run) -> AttentionKernel:
-    if run.attention == "sdpa" and run.residual_dtype is not run.dtype and run.precision == "pure":
-        # torch's flash kernel takes no fp32 (ATen/native/transformers/cuda/sdp_utils.cpp, check_dtypes)
-        return attn.efficient_attention
+    if run.attention == "sdpa":
+        return _sdpa(run)
     if run.attention in ("flash", "flash2"):
-        low = run.residual_dtype is not run.dtype
-        return partial(attn.flash_attention, low=run.dtype) if low else attn.flash_attention
+        return _as_lowered(attn.flash_attention, run)
     if run.attention in ("cudnn", "flex"):
         return _of_torch(run.attention)
-    named = {"sdpa": attn.sdpa_attention, "efficient": attn.efficient_attention}
-    return named.get(run.attention, attn.eager_attention)
+    return sdpa.efficient_attention if run.attention == "efficient" else attn.eager_attention
+
+
+def _sdpa(run: Run) -> AttentionKernel:
+    """torch's flash kernel takes no fp32 on a GPU (ATen/native/transformers/cuda/sdp_utils.cpp, check_dtypes)."""
+    in_fp32 = run.residual_dtype is not run.dtype and run.precision == "pure"
+    return sdpa.efficient_attention if in_fp32 and run.device == "cuda" else sdpa.sdpa_attention
+
+
+def _as_lowered(kernel: Callable[..., attn.Attended], run: Run) -> AttentionKernel:
+    """A kernel of FlashAttention, which is handed fp32 in the type of the products."""
+    return partial(kernel, low=run.dtype) if run.residual_dtype is not run.dtype else kernel
 
 
 def _over_ranks(chosen: Kernels, run: Run) -> Kernels:
@@ -131,16 +139,15 @@ def _over_ranks(chosen: Kernels, run: Run) -> Kernels:
 
 
 def _latent_attention(run: Run) -> AttentionKernel:
-    """Where values are narrower than keys: FlashAttention 3 takes them so, torch's flash kernel refuses and sdpa falls
+    """Where values are narrower than keys: FlashAttention 3 takes them so, torch's flash kernels refuse and sdpa falls
     back to the memory-efficient one (ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash)."""
-    if run.attention in ("cudnn", "flex"):
-        return _of_torch(run.attention)
-    named: dict[str, AttentionKernel] = {
-        "eager": attn.eager_attention,
-        "flash": attn.flash_attention,
-        "flash2": attn.padded_flash_attention,
-    }
-    return named.get(run.attention, attn.efficient_attention)
+    if run.attention == "flash":
+        return _as_lowered(attn.flash3_attention, run)
+    if run.attention == "flash2":
+        return _as_lowered(attn.padded_flash_attention, run)
+    if run.attention == "sdpa":
+        return partial(sdpa.latent_attention, kernel=_sdpa(run))
+    return _attention(run)
 
 
 def _of_torch(name: str) -> AttentionKernel:
@@ -153,6 +160,7 @@ def _rotations(model: Model) -> dict[str, Any]:
     style = model.rope.style
     rotations: dict[str, Rotate] = {
         "half_fp32": rope.rotate_and_cast,
+        "half_part": rope.rotate_part,
         "half_held": rope.rotate_part_held,
         "interleaved": rope.rotate_pairs_part,
         "interleaved_fp32": rope.rotate_pairs_fp32,

@@ -27,9 +27,9 @@ from .family_parts import (
     layers,
     mlp,
     num_layers,
-    rope,
     rope_flags,
     rotary_fraction,
+    rotated_part,
     trunk,
     unused_full_mask,
     window_or_refuse,
@@ -157,7 +157,7 @@ def phi3(config: Config) -> Fields:
         **trunk(config),
         **layers([kind] * num_layers(config)),
         **dropped,
-        **rope({"fraction": rotary_fraction(config, 1.0)}),
+        "rope": rotated_part(rotary_fraction(config, 1.0)),
         "attention": {
             **attention(config, key_value_heads=heads, head_dim=derived_head_dim(config), window=window),
             **fused,
@@ -184,7 +184,7 @@ def qwen3_5_hybrid(config: Config, *, key_value_heads: int) -> Fields:
         **layers(kinds),
         "norm": "rms_zero_centered",
         "supports_flex": False,
-        "rope": {"type": "mrope", "fraction": rotary_fraction(config, 0.25)},
+        "rope": {"type": "mrope", **rotated_part(rotary_fraction(config, 0.25))},
         "attention": {
             **attention(config, key_value_heads=key_value_heads, head_dim=config.size("head_dim", 256)),
             **bias_on_all(config),

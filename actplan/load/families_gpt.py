@@ -7,7 +7,17 @@ patches none of them.
 from __future__ import annotations
 
 from .families import reader
-from .family_parts import Fields, activation, attention, equal_head_dim, frame, layers, num_layers, without
+from .family_parts import (
+    Fields,
+    activation,
+    attention,
+    equal_head_dim,
+    frame,
+    layers,
+    num_layers,
+    rotated_part,
+    without,
+)
 from .hf_config import Config
 
 _LAYER_NORM: Fields = {"norm": "layer", "liger": []}
@@ -86,7 +96,7 @@ def gpt_neox(config: Config) -> Fields:
         **_LAYER_NORM,
         **_branches("parallel_two_norms" if parallel else "pre_norm", dropout),
         **({"embedding": {"dropout": dropout}} if dropout else {}),
-        "rope": {"fraction": rope.fraction("partial_rotary_factor", fraction) if rope else fraction},
+        "rope": rotated_part(rope.fraction("partial_rotary_factor", fraction) if rope else fraction),
         "naming": "gpt_neox",
         "attention": {**_heads(config), **fused},
         "mlp": _mlp(config.required("intermediate_size"), activation(config, "gelu")),

@@ -21,8 +21,8 @@ from .family_parts import (
     layers,
     mlp,
     num_layers,
-    rope,
     rotary_fraction,
+    rotated_part,
     trunk,
 )
 from .hf_config import Config
@@ -132,7 +132,7 @@ def qwen3_next(config: Config) -> Fields:
         **with_dense(kinds, dense),
         "norm": "rms_zero_centered",
         "supports_flex": False,
-        **rope({"fraction": rotary_fraction(config, 0.25)}),
+        "rope": rotated_part(rotary_fraction(config, 0.25)),
         "attention": {
             **attention(config, key_value_heads=2, head_dim=config.size("head_dim", 256)),
             **bias_on_all(config),

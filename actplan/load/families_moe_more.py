@@ -16,8 +16,8 @@ from .family_parts import (
     layers,
     mlp,
     num_layers,
-    rope,
     rotary_fraction,
+    rotated_part,
     trunk,
     without,
 )
@@ -92,7 +92,7 @@ def glm4_moe(config: Config) -> Fields:
     return {
         **trunk(config),
         **with_dense(["full_attention"] * count, dense),
-        **rope({"fraction": rotary_fraction(config, 0.5)}),
+        "rope": rotated_part(rotary_fraction(config, 0.5)),
         "attention": {
             **attention(config, key_value_heads=8, head_dim=derived_head_dim(config)),
             **({"qkv_bias": True} if config.flag("attention_bias", False) else {}),

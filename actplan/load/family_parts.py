@@ -175,8 +175,10 @@ def rotary_fraction(config: Config, default: float) -> float:
     return outer if rope is None else rope.fraction("partial_rotary_factor", outer)
 
 
-def rope(changed: Fields) -> Fields:
-    return {} if changed == {"fraction": 1.0} else {"rope": changed}
+def rotated_part(fraction: float) -> Fields:
+    """Rotary embedding of a model whose `apply_rotary_pos_emb` joins what turns and what passes by, also where nothing
+    does (models/phi3/modeling_phi3.py)."""
+    return {"fraction": fraction} if fraction != 1.0 else {"style": "half_part"}
 
 
 def every(interval: int, count: int) -> list[str]:

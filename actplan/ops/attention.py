@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.tensor import Tensor, like_strides
 from ..spec import Attention
 from ..units import FP16, FP32, INT64, DType
-from .casts import lowered, to
+from .casts import to
 from .dropout import dropout
 from .elementwise import add, mul_scalar, raw_binary, scale_in_place, tanh
-from .function import custom, new, raw_contiguous, unit_stride
+from .function import custom, empty_like, new, raw_contiguous, unit_stride
 from .linear import matmul
 from .views import attach, contiguous, expand, narrow, pad, reshape, transpose, unsqueeze
 
@@ -101,23 +101,31 @@ def _scaled_in_place(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     return contiguous(transpose(output, 1, 2)), scores
 
 
-def _flash_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    q, k, v, *held = (node.unpack(i) for i in range(6))  # all of them, until the kernel is done
-    lse = held[1]
-    grad = raw_contiguous(grads[0])
+def flash_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """What FlashAttention 2's backward allocates, [B, T, H, D], and the three gradients: each laid out as what it is
+    the gradient of (flash_attn_interface.py, FlashAttnFunc.backward; csrc/flash_attn/flash_api.cpp, mha_bwd)."""
     batch, length, heads, dim = q.shape
-    kv_heads = k.shape[2]
     dq_accum = new(q, (batch, heads, length, dim), FP32, "dq_accum")
-    delta = new(q, lse.shape, FP32, "softmax_d")
-    dq = new(q, q.shape, op="dq")
-    # one gradient for each query head, then summed over the group
-    dk = new(k, (batch, k.shape[1], heads, k.shape[3]), op="dk")
-    dv = new(v, (batch, v.shape[1], heads, v.shape[3]), op="dv")
-    if kv_heads != heads:
-        dk = new(k, k.shape, op="sum")
-        dv = new(v, v.shape, op="sum")
-    del grad, dq_accum, delta
+    delta = new(q, (batch, heads, length), FP32, "softmax_d")
+    dq = empty_like(q, "dq")
+    if k.shape[2] == heads:
+        dk, dv = empty_like(k, "dk"), empty_like(v, "dv")
+    else:
+        # one gradient for each query head, then summed over the group
+        dk = new(k, (batch, k.shape[1], heads, k.shape[3]), op="dk")
+        dv = new(v, (batch, v.shape[1], heads, v.shape[3]), op="dv")
+        dk = empty_like(k, "sum")
+        dv = empty_like(v, "sum")
+    del dq_accum, delta
     return [dq, dk, dv]
+
+
+def _flash_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    q, k, v, *_held = (node.unpack(i) for i in range(len(node.saved)))  # all of them, until the kernel is done
+    grad = raw_contiguous(grads[0])
+    result = flash_gradients(q, k, v)
+    del grad
+    return result
 
 
 def flash_attention(
@@ -129,9 +137,10 @@ def flash_attention(
     *,
     low: DType | None = None,
 ) -> Attended:
-    """FlashAttention 2, also as torch's sdpa runs it: keeps q, k, v, the output and one fp32 number a row and head.
+    """FlashAttention 2: keeps q, k, v, the output and one fp32 number a row and head.
 
-    csrc/flash_attn/flash_api.cpp and flash_attn_interface.py, 2.8; its RNG state is two int64.
+    flash_attn/flash_attn_interface.py (FlashAttnFunc), 2.8; its RNG state is two int64. The output is laid out as the
+    queries are (csrc/flash_attn/flash_api.cpp, mha_fwd: empty_like(q)).
     low: what fp32 inputs are cast to, which the kernel does not take (Transformers' integrations/flash_attention.py,
     get_target_dtype).
     """
@@ -141,101 +150,73 @@ def flash_attention(
     return _flash(q, k, v), None
 
 
+def flash3_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    spec: Attention | None = None,
+    *,
+    low: DType | None = None,
+) -> Attended:
+    """FlashAttention 3: keeps what version 2 keeps, takes values narrower than keys, and writes its output tokens
+    first whatever the layout of the queries (hopper/flash_api.cpp, mha_fwd: empty)."""
+    q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
+    if low is not None and q.dtype is FP32:
+        q, k, v = to(q, low), to(k, low), to(v, low)
+    return _flash(q, k, v, like_query=False), None
+
+
 def padded_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    spec: Attention | None = None,
+    *,
+    low: DType | None = None,
 ) -> Attended:
     """FlashAttention 2 of values narrower than keys: they are padded, the output is cut
     (transformers/integrations/flash_attention.py)."""
     q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
     width, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
-    if not missing:
-        return _flash(q, k, v), None
-    v = pad(v, -1, missing)
-    return narrow(_flash(q, k, v), -1, 0, width), None
+    if missing:
+        v = pad(v, -1, missing)
+    if low is not None and q.dtype is FP32:
+        q, k, v = to(q, low), to(k, low), to(v, low)
+    out = _flash(q, k, v)
+    return (narrow(out, -1, 0, width) if missing else out), None
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+QUERIES = "the queries, to compute attention again"
+KEYS = "the keys, to compute attention again"
+VALUES = "the values, to compute attention again"
+OUTPUT = "the attention output, for the softmax gradient"
+ROWS = "the log-sum-exp of each row, to compute probabilities again"
+STATE = "the state of the dropout generator"
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, *, like_query: bool = True) -> Tensor:
+    """[B, T, H, D], and the output in the same order of dimensions."""
     inputs = (q, k, v)
     q, k, v = (unit_stride(x) for x in inputs)
     batch, length, heads, dim = q.shape
     flops = batch * heads * length * k.shape[1] * (dim + v.shape[3])
     output = partial(q.tape.output, family="attention")
-    out = output((batch, length, heads, v.shape[3]), q.dtype, "flash_attention", flops=flops)
+    strides = like_strides(q.shape, q.strides) if like_query else None
+    out = output((batch, length, heads, v.shape[3]), q.dtype, "flash_attention", flops=flops, strides=strides)
     lse = output((batch, heads, length), FP32, "softmax_lse", flops=0)
     rng = output((2,), INT64, "rng_state", flops=0)
-    saves = [
-        (q, "the queries, to compute attention again"),
-        (k, "the keys, to compute attention again"),
-        (v, "the values, to compute attention again"),
-        (out, "the attention output, for the softmax gradient"),
-        (lse, "the log-sum-exp of each row, to compute probabilities again"),
-        (rng, "the state of the dropout generator"),
-    ]
+    saves = [(q, QUERIES), (k, KEYS), (v, VALUES), (out, OUTPUT), (lse, ROWS), (rng, STATE)]
     custom("FlashAttnFunc", _flash_backward, inputs, saves, [out])
     return out
 
 
-LSE_ALIGNMENT = 32
-"""Rows of the log-sum-exp that the memory-efficient kernel pads to (ATen, kAlignLSE)."""
-
-
-def _efficient_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    q, k, v, *_held = (node.unpack(i) for i in range(len(node.saved)))
-    grad = raw_contiguous(grads[0])
-    delta = new(q, (q.shape[0], q.shape[2], q.shape[1]), FP32, "delta")
-    result = [new(t, t.shape) for t in (q, k, v)]
-    del grad, delta
-    return result
-
-
-def sdpa_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
-) -> Attended:
-    """torch's `scaled_dot_product_attention`: its flash kernel, or the memory-efficient one where there is a mask."""
-    query, key, value = lowered(query, key, value)
-    if mask is None:
-        return flash_attention(query, key, value, mask)
-    return efficient_attention(query, key, value, mask)
-
-
-def efficient_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
-) -> Attended:
-    """torch's memory-efficient sdpa, which takes a mask: keeps q, k, v (heads repeated), the mask as a bias of the
-    model's type, the output and the log-sum-exp.
-
-    ATen/native/transformers/attention.cpp (convert_boolean_attn_mask) and cuda/attention.cu.
-    """
-    query, key, value = lowered(query, key, value)
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    bias = None if mask is None else new(query, (query.shape[0], *mask.shape[1:]), op="attention_bias")
-    q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
-    batch, length, heads, dim = q.shape
-    flops = batch * heads * length * k.shape[1] * (dim + v.shape[3])
-    output = partial(q.tape.output, family="attention")
-    out = output((batch, length, heads, v.shape[3]), q.dtype, "efficient_attention", flops=flops)
-    lse = output((batch, heads, -(-length // LSE_ALIGNMENT) * LSE_ALIGNMENT), FP32, "logsumexp", flops=0)
-    seed, offset = (output((), INT64, "philox", flops=0) for _ in range(2))
-    saves = [
-        (q, "the queries, to compute attention again"),
-        (k, "the keys, to compute attention again"),
-        (v, "the values, to compute attention again"),
-        (out, "the attention output, for the softmax gradient"),
-        (lse, "the log-sum-exp of each row, to compute probabilities again"),
-        (seed, "the state of the dropout generator"),
-        (offset, "the state of the dropout generator"),
-    ]
-    if bias is not None:
-        saves.append((bias, "the T × T mask as an additive bias"))
-    custom("ScaledDotProductEfficientAttentionBackward0", _efficient_backward, (q, k, v), saves, [out])
-    return out, None
-
-
 __all__ = [
     "eager_attention",
-    "efficient_attention",
+    "flash3_attention",
     "flash_attention",
+    "flash_gradients",
     "padded_flash_attention",
     "repeat_kv",
     "softmax",

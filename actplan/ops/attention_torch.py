@@ -9,21 +9,16 @@ from functools import partial
 
 from ..autograd.node import Node
 from ..autograd.tape import Tape
-from ..autograd.tensor import Tensor, preserved_strides
+from ..autograd.tensor import Shape, Tensor, matching_strides
 from ..spec import Attention
 from ..units import FP32, INT32, INT64
-from .attention import Attended, repeat_kv
+from .attention import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES, Attended, repeat_kv
 from .casts import lowered, to
-from .function import custom, new
+from .function import custom, empty_like, new
 from .views import contiguous, transpose
 
 FLEX_BLOCK = 128
 """Rows and columns of one block of a BlockMask (torch/nn/attention/flex_attention.py, _DEFAULT_SPARSE_BLOCK_SIZE)."""
-QUERIES = "the queries, to compute attention again"
-KEYS = "the keys, to compute attention again"
-VALUES = "the values, to compute attention again"
-OUTPUT = "the attention output, for the softmax gradient"
-ROWS = "the log-sum-exp of each row, to compute probabilities again"
 
 
 def cudnn_attention(
@@ -37,16 +32,16 @@ def cudnn_attention(
     bias = None
     if mask is not None:
         key, value = (repeat_kv(x, query.shape[1] // key.shape[1]) for x in (key, value))
-        bias = new(query, mask.shape, op="attention_bias")
+        bias = new(query, (query.shape[0], *mask.shape[1:]), op="attention_bias")
     batch, heads, length, _ = query.shape
     output = partial(query.tape.output, family="attention")
     flops = _flops(query, key, value)
-    out = output((*query.shape[:3], value.shape[3]), query.dtype, "cudnn_attention", flops=flops)
-    out = _like_queries(out, query)
+    shape, strides = _like_queries(query, value)
+    out = output(shape, query.dtype, "cudnn_attention", flops=flops, strides=strides)
     lse = output((batch, heads, length, 1), FP32, "logsumexp", flops=0)
     seed, offset = (output((), INT64, "philox", flops=0) for _ in range(2))
     saves = [(query, QUERIES), (key, KEYS), (value, VALUES), (out, OUTPUT), (lse, ROWS)]
-    saves += [(state, "the state of the dropout generator") for state in (seed, offset)]
+    saves += [(state, STATE) for state in (seed, offset)]
     if bias is not None:
         saves.append((bias, "the T × T mask as an additive bias"))
     custom("ScaledDotProductCudnnAttentionBackward0", _cudnn_backward, (query, key, value), saves, [out])
@@ -59,10 +54,11 @@ def _flops(query: Tensor, key: Tensor, value: Tensor) -> int:
     return batch * heads * length * key.shape[2] * (dim + value.shape[3])
 
 
-def _like_queries(out: Tensor, query: Tensor) -> Tensor:
-    """An output laid out as the queries are (alloc_with_matching_layout, infer_dense_strides)."""
-    out.strides = preserved_strides(out.shape, ((query.shape, query.strides),))
-    return out
+def _like_queries(query: Tensor, value: Tensor) -> tuple[Shape, Shape]:
+    """Shape and strides of an output that is laid out as the queries are (cuDNN's alloc_with_matching_layout,
+    flex_attention's _permute_strides)."""
+    shape = (*query.shape[:3], value.shape[3])
+    return shape, matching_strides(shape, (query.shape, query.strides))
 
 
 def _cudnn_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
@@ -73,7 +69,7 @@ def _cudnn_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     if grad.strides != held[0].strides:
         grad = new(grad, grad.shape, op="clone")
     batch, heads, length, dim = q.shape
-    result = [new(t, t.shape) for t in (q, k, v)]
+    result = [empty_like(x) for x in (q, k, v)]
     rows = (batch, heads, length)
     workspace = [new(q, shape, FP32, "workspace") for shape in ((*rows, dim), rows)]
     del grad, workspace
@@ -93,7 +89,8 @@ def flex_attention(
         key, value = (repeat_kv(x, heads // key.shape[1]) for x in (key, value))
     # compiled, so that the dispatcher does not see it: nothing that selective checkpointing could keep
     query.tape.count_flops(_flops(query, key, value))
-    out = _like_queries(new(query, (*query.shape[:3], value.shape[3]), op="flex_attention"), query)
+    shape, strides = _like_queries(query, value)
+    out = query.tape.empty(shape, query.dtype, "flex_attention", strides)
     lse = new(query, (query.shape[0], heads, query.shape[2]), FP32, "logsumexp")
     saves = [(query, QUERIES), (key, KEYS), (value, VALUES), (out, OUTPUT), (lse, ROWS)]
     if mask is not None:
@@ -107,10 +104,10 @@ def flex_attention(
 
 def _flex_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     """torch/_inductor/kernel/flex/flex_attention.py, flex_attention_backward: row sums in fp32, then each gradient at
-    its own size, those of grouped keys and values summed in the kernel."""
+    its own size and in its own layout, those of grouped keys and values summed in the kernel."""
     q, k, v, *held = (node.unpack(i) for i in range(len(node.saved)))
     delta = new(q, held[1].shape, FP32, "delta")
-    result = [new(t, t.shape) for t in (q, k, v)]
+    result = [empty_like(x) for x in (q, k, v)]
     del delta
     return result
 

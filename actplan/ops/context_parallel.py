@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.tensor import Tensor, like_strides
 from ..errors import InputError
 from ..spec import Attention
 from ..units import FP32, INT64, DType
 from .attention import Attended
 from .casts import to
 from .communication import all_to_all
-from .function import custom, new, raw_contiguous, unit_stride
+from .function import custom, empty_like, new, raw_contiguous, unit_stride
 from .views import attach, contiguous, expand, permute, reshape, transpose, unsqueeze
 
 Kernel = Callable[..., Attended]
@@ -34,11 +34,14 @@ SAVED = (
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
-    """The output and log-sum-exp. Every rank's queries meet the keys of all ranks, half of them in the mean."""
+    """The output and log-sum-exp. Every rank's queries meet the keys of all ranks, half of them in the mean. Merging
+    keeps the layout of each block's output, which is that of the queries where values are as wide as they are."""
     batch, length, heads, dim = q.shape
     flops = batch * heads * length * k.shape[1] * ranks * (dim + v.shape[3])
     output = partial(q.tape.output, family="attention")
-    out = output((batch, length, heads, v.shape[3]), q.dtype, "context_attention", flops=flops)
+    shape = (batch, length, heads, v.shape[3])
+    strides = like_strides(q.shape, q.strides) if shape == q.shape else None
+    out = output(shape, q.dtype, "context_attention", flops=flops, strides=strides)
     return out, output((batch, heads, length), FP32, "softmax_lse", flops=0)
 
 
@@ -155,7 +158,7 @@ def _ring_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
         else:
             for i, x in ((0, k), (1, v)):
                 arrived[i] = _fp32(x)[0]
-    made = [new(x, x.shape, op="_to_copy") for x in (q, k, v)]
+    made = [empty_like(x, "_to_copy") for x in (q, k, v)]
     del used, total, arrived, buffers, grad
     return made
 
@@ -197,7 +200,7 @@ def gathered_attention(
     node = custom("ScaledDotProductFlashAttentionBackward0", _gathered_backward, inputs, saves, [out])
     if node is not None:
         node.extra = ranks
-    return out, None
+    return contiguous(out), None
 
 
 def _copied(*tensors: Tensor, dtype: DType | None = None) -> list[Tensor]:
@@ -252,7 +255,7 @@ def _gathered_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
         flat = new(k, (k.numel + v.numel,), FP32, "cat")
         del flattened
         buffer = new(k, (k.numel + v.numel,), FP32, "permute")
-    query_gradient = new(q, q.shape, op="_to_copy")
+    query_gradient = empty_like(q, "_to_copy")
     both = new(k, (k.numel + v.numel,), op="_to_copy")
     del own, sent, gathered, made, flat, buffer, total, grad
     return [query_gradient, *_halves(both, k, v)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..autograd.node import Node, Rule
-from ..autograd.tensor import Shape, Tensor
+from ..autograd.tensor import Shape, Tensor, like_strides
 from ..units import DType
 
 Saves = Sequence[tuple[Tensor, str]]
@@ -39,3 +39,8 @@ def unit_stride(x: Tensor) -> Tensor:
 def new(like: Tensor, shape: Shape, dtype: DType | None = None, op: str = "empty") -> Tensor:
     """A kernel's output or scratch."""
     return like.tape.empty(shape, dtype or like.dtype, op)
+
+
+def empty_like(x: Tensor, op: str = "empty_like", dtype: DType | None = None) -> Tensor:
+    """`torch.empty_like(x)` of a kernel: in x's own layout where that is dense (`autograd.tensor.like_strides`)."""
+    return x.tape.empty(x.shape, dtype or x.dtype, op, like_strides(x.shape, x.strides))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..autograd.tensor import Tensor
-from .attention import Attended, flash_attention, repeat_kv, softmax
+from .attention import Attended, flash3_attention, repeat_kv, softmax
 from .dropout import dropout
 from .elementwise import add, mul_scalar, sub
 from .indexing import max_last
@@ -36,7 +36,7 @@ def flash_sink_attention(
 ) -> Attended:
     """FlashAttention 3 as vLLM builds it, which takes the sinks into its softmax: keeps what it always
     keeps."""
-    return flash_attention(query, key, value, mask)
+    return flash3_attention(query, key, value, mask)
 
 
 __all__ = ["eager_sink_attention", "flash_sink_attention"]

@@ -22,7 +22,8 @@ class Rope(Spec, frozen=True):
     """Rotary embedding. `fraction` of each head is rotated. mrope: tables of their own for each sequence of the
     batch (Qwen3.5's three position grids); default: one pair of tables for the whole batch.
 
-    style: half, the two halves of a head turn (Llama); half_held, so, and the turned parts outlive it (Phi);
+    style: half, the two halves of a head turn (Llama), and a part that passes by is joined again; half_part, so even
+    where nothing passes by (Phi-3, GPT-NeoX); half_held, so, and the turned parts outlive it (Phi);
     half_fp32, by tables kept in fp32 (OLMo 2); half_tables, by tables half as wide (gpt-oss); interleaved,
     neighbours turn, by tables that each layer repeats (GLM); interleaved_fp32, neighbours in fp32 (Cohere).
     local: sliding layers have a table of their own (Gemma 3's rope_local_base_freq).
@@ -30,7 +31,9 @@ class Rope(Spec, frozen=True):
 
     type: Literal["default", "mrope"] = "default"
     fraction: float = 1.0
-    style: Literal["half", "half_held", "half_fp32", "half_tables", "interleaved", "interleaved_fp32"] = "half"
+    style: Literal["half", "half_part", "half_held", "half_fp32", "half_tables", "interleaved", "interleaved_fp32"] = (
+        "half"
+    )
     local: bool = False
 
 

@@ -23,7 +23,8 @@ ContextAttention = Literal["ring", "all-gather", "all-to-all"]
 Kernels = Literal["hf", "liger"]
 Device = Literal["cpu", "cuda"]
 """Whose kernels save: a GPU's keep a dropout mask as one byte an element and LayerNorm's statistics in fp32; a CPU's,
-which fake tensors record as well, keep both in the model's type."""
+which fake tensors record as well, keep both in the model's type. sdpa is each one's own flash kernel: a GPU's keeps a
+generator's state, a CPU's takes a mask."""
 
 
 Precision = Literal["pure", "autocast"]

@@ -38,6 +38,19 @@ def op_flops(name: str, args: tuple[Any, ...], out: Any) -> int:
     return count(args, out) if count else 0
 
 
+def attention_flops(q: Any, k: Any, v: Any, causal: bool) -> int:
+    """Two products of (T × S × width), multiply and add, halved under a causal mask. Tensors are (B, T, H, D)."""
+    batch, rows, heads, width = q.shape
+    full: int = 2 * batch * heads * rows * k.shape[1] * (width + v.shape[-1])
+    return full // 2 if causal else full
+
+
+def _sdpa(args: tuple[Any, ...], first: int, causal: bool) -> int:
+    """Heads-first q, k and v from argument `first` on."""
+    q, k, v = (x.transpose(1, 2) for x in args[first : first + 3])
+    return attention_flops(q, k, v, causal)
+
+
 def _product(a: Any, b: Any) -> int:
     """(…, m, k) by (…, k, n)."""
     total = 2 * a.shape[-1] * b.shape[-1]
@@ -67,6 +80,11 @@ def _grouped(args: tuple[Any, ...], out: Any) -> int:
     return _product(a, b)
 
 
+def _at(args: tuple[Any, ...], i: int) -> bool:
+    """A flag that is left out where it is false."""
+    return len(args) > i and bool(args[i])
+
+
 _COUNTERS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "mm": lambda args, out: _product(args[0], args[1]),
     "bmm": lambda args, out: _product(args[0], args[1]),
@@ -75,4 +93,10 @@ _COUNTERS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_grouped_mm": _grouped,
+    "_scaled_dot_product_flash_attention": lambda args, out: _sdpa(args, 0, _at(args, 4)),
+    "_scaled_dot_product_flash_attention_backward": lambda args, out: 2 * _sdpa(args, 1, args[11]),
+    "_scaled_dot_product_flash_attention_for_cpu": lambda args, out: _sdpa(args, 0, _at(args, 4)),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": lambda args, out: 2 * _sdpa(args, 1, args[7]),
+    "_scaled_dot_product_efficient_attention": lambda args, out: _sdpa(args, 0, _at(args, 6)),
+    "_scaled_dot_product_efficient_attention_backward": lambda args, out: 2 * _sdpa(args, 1, _at(args, 11)),
 }

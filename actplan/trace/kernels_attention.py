@@ -1,94 +1,86 @@
-"""Stand-ins for attention kernels that need a GPU: the same tensors kept, the same workspaces allocated.
+"""Attention as a GPU runs it, on fake tensors.
 
-Sources: flash-attn 2.8, flash_attn/flash_attn_interface.py (`FlashAttnFunc`) and
-csrc/flash_attn/flash_api.cpp (`mha_fwd`, `mha_bwd`); PyTorch 2.13,
-aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu
-(`_scaled_dot_product_efficient_attention` and its backward).
+torch's own kernels are called as ops, so that what they keep and how it is laid out is said by torch's meta functions
+(torch/_meta_registrations.py of PyTorch 2.13) and its derivatives; only what their backward allocates on the way is
+added here (`scratch`). FlashAttention stands for itself: flash-attn 2.8, flash_attn/flash_attn_interface.py
+(`FlashAttnFunc`) and csrc/flash_attn/flash_api.cpp (`mha_fwd`, `mha_bwd`).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from .flops import add_flops
+from .flops import add_flops, attention_flops
 
 Tensor = Any
+aten = torch.ops.aten
 
 
 def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _attention_flops(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> int:
-    """Two products of (T × S × width), multiply and add, halved under a causal mask. Tensors are (B, T, H,
-    D)."""
-    batch, rows, heads, width = q.shape
-    full: int = 2 * batch * heads * rows * k.shape[1] * (width + v.shape[-1])
-    return full // 2 if causal else full
-
-
 class FlashAttention(torch.autograd.Function):  # type: ignore[misc]
     """`FlashAttnFunc`: keeps q, k, v, out, the fp32 log-sum-exp (B, H, T) and a 16-byte RNG state.
 
-    Only the last dimension must be contiguous, so a slice of a fused projection keeps the whole of it.
-    Values keep their own width, as in FlashAttention 3; version 2 pads them to the query's. torch's own
-    flash path keeps the same and, beside the RNG state, one unused 8-byte scalar, left out here.
+    Only the last dimension must be contiguous, so a slice of a fused projection keeps the whole of it. The output is
+    laid out as the queries are (mha_fwd: empty_like(q)). `version` 3 takes values of their own width, which version 2
+    pads to the query's, and writes its output tokens first (hopper/flash_api.cpp, mha_fwd: empty).
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, version: int = 2) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        batch, rows, heads, _ = q.shape
-        out = q.new_empty((batch, rows, heads, v.shape[-1]))
+        batch, rows, heads, width = q.shape
+        if version == 2 and v.shape[-1] == width:
+            out = torch.empty_like(q)
+        else:
+            out = q.new_empty((batch, rows, heads, v.shape[-1]))
         lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
         rng_state = q.new_empty((2,), dtype=torch.int64)
         ctx.save_for_backward(q, k, v, out, lse, rng_state)
         ctx.causal = causal
-        add_flops(_attention_flops(q, k, v, causal))
+        add_flops(attention_flops(q, k, v, causal))
         return out
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, _, _, _ = ctx.saved_tensors
         dout = dout.contiguous()
-        batch, rows, heads, width = q.shape
-        dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-        padded = _round_up(rows, 128)
-        softmax_d = q.new_empty((batch, heads, padded), dtype=torch.float32)
-        dq_accum = q.new_empty((batch, padded, heads, _round_up(width, 32)), dtype=torch.float32)
-        if k.shape[2] != heads:  # grouped queries: one dk, dv per query head, then summed
-            expanded = [x.new_empty((*x.shape[:2], heads, x.shape[-1])) for x in (k, v)]
-            del expanded
-        del softmax_d, dq_accum
-        add_flops(2 * _attention_flops(q, k, v, ctx.causal))
-        return dq, dk, dv, None
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        extra = _backward_scratch(q, k, v)
+        del extra
+        add_flops(2 * attention_flops(q, k, v, ctx.causal))
+        return dq, dk, dv, None, None
 
 
-class EfficientAttention(torch.autograd.Function):  # type: ignore[misc]
-    """The memory-efficient path, which SDPA takes when it is given a mask: keeps q, k, v, the mask as an
-    additive bias of the query's dtype, out, the log-sum-exp padded to 32 rows, and two RNG scalars."""
+def _backward_scratch(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """What mha_bwd allocates beside the gradients; q, k, v are (B, T, H, D)."""
+    batch, rows, heads, width = q.shape
+    padded = _round_up(rows, 128)
+    made = [
+        q.new_empty((batch, heads, padded), dtype=torch.float32),
+        q.new_empty((batch, padded, heads, _round_up(width, 32)), dtype=torch.float32),
+    ]
+    if k.shape[2] != heads:  # grouped queries: one dk, dv for each query head, then summed
+        made += [x.new_empty((*x.shape[:2], heads, x.shape[-1])) for x in (k, v)]
+    return made
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        batch, rows, heads, _ = q.shape
-        out = q.new_empty((batch, rows, heads, v.shape[-1]))
-        lse = q.new_empty((batch, heads, _round_up(rows, 32)), dtype=torch.float32)
-        seed, offset = (q.new_empty((), dtype=torch.int64) for _ in range(2))
-        ctx.save_for_backward(q, k, v, bias, out, lse, seed, offset)
-        add_flops(_attention_flops(q, k, v, False))
-        return out
 
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        q, k, v, bias, _, _, _, _ = ctx.saved_tensors
-        dout = dout.contiguous()
-        dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-        delta = q.new_empty((q.shape[0], q.shape[2], _round_up(q.shape[1], 32)), dtype=torch.float32)
-        del delta
-        add_flops(2 * _attention_flops(q, k, v, False))
-        return dq, dk, dv, bias.new_empty(bias.shape) if ctx.needs_input_grad[3] else None
+def scratch(func: Any, args: Any) -> list[Tensor]:
+    """What a kernel of torch holds while it runs and its meta function does not say."""
+    if func is aten._scaled_dot_product_flash_attention_backward.default:
+        grad, q, k, v, out = (x.transpose(1, 2) for x in args[:5])
+        # both are made contiguous first (aten/src/ATen/native/transformers/cuda/attention_backward.cu)
+        copies = [x.new_empty(x.shape) for x in (grad, out) if not x.is_contiguous()]
+        return copies + _backward_scratch(q, k, v)
+    if func is aten._scaled_dot_product_efficient_attention_backward.default:
+        q = args[1]
+        return [q.new_empty((q.shape[0], q.shape[1], _round_up(q.shape[2], 32)), dtype=torch.float32)]
+    return []
 
 
 def scaled_dot_product_attention(
@@ -100,22 +92,56 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    on_cpu: Any = None,
 ) -> Tensor:
-    """SDPA as a GPU runs it: the flash path without a mask, the memory-efficient path with one."""
+    """SDPA on a GPU: its flash kernel without a mask, the memory-efficient one with a mask or with values of another
+    width than the keys'. `on_cpu`: torch's own function, asked wherever a CPU has a kernel that needs no T × T."""
+    narrow = query.shape[-1] != value.shape[-1]
+    trained_bias = attn_mask is not None and attn_mask.requires_grad
+    if on_cpu is not None and not (narrow or dropout_p or trained_bias):
+        return on_cpu(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if query.dim() != 4:
-        return _lifted(query, key, value, attn_mask, is_causal)
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    if attn_mask is None:
-        return FlashAttention.apply(q, k, v, is_causal).transpose(1, 2)
-    if k.shape[2] != q.shape[2]:
-        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
-    bias = attn_mask
-    if attn_mask.dtype == torch.bool:
-        bias = attn_mask.new_empty(attn_mask.shape, dtype=query.dtype)
-    return EfficientAttention.apply(q, k, v, bias).transpose(1, 2)
+        return _lifted(query, key, value, attn_mask, is_causal, dropout_p, scale)
+    if attn_mask is None and not narrow:
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if key.shape[1] != query.shape[1]:
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    bias = None if attn_mask is None else _bias(query, key, attn_mask)
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, dropout_p, is_causal, scale=scale
+    )[0]
 
 
-def _lifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale: float | None) -> Tensor:
+    """Heads as wide as a multiple of 8 (attention.cpp, pad_last_dim)."""
+    width, missing = q.shape[-1], -q.shape[-1] % 8
+    if missing:
+        q, k, v = (torch.nn.functional.pad(x, (0, missing)) for x in (q, k, v))
+    out = aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
+    return out[..., :width] if missing else out
+
+
+def _bias(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """An additive bias of the query's type (attention.cpp, convert_boolean_attn_mask).
+
+    Left out: at a length that is no multiple of 8 each layer copies it with rows a little longer (preprocess_mask),
+    which no one ledger says for all lengths.
+    """
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _lifted(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    dropout: float,
+    scale: float | None,
+) -> Tensor:
     """SDPA on tensors of other ranks: leading dimensions folded into the batch, one head."""
     lead = query.shape[:-2]
     if query.dim() < 4:
@@ -124,8 +150,18 @@ def _lifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_c
     else:
         q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
         mask = mask if mask is None or mask.dim() <= 4 else mask.reshape(-1, *mask.shape[-3:])
-    out = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+    out = scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, scale)
     return out.reshape(*lead, *out.shape[-2:])
+
+
+def sdpa_of(native: str) -> Any:
+    """What takes the place of `torch.nn.functional.scaled_dot_product_attention` while a trace runs.
+
+    native: `cuda`, or `cpu`: torch's own flash kernel of a CPU, which fake tensors follow; a GPU's where a CPU would
+    compute T × T probabilities (dropout, values of another width, a bias that is trained).
+    """
+    own = torch.nn.functional.scaled_dot_product_attention
+    return partial(scaled_dot_product_attention, on_cpu=own) if native == "cpu" else scaled_dot_product_attention
 
 
 def flash_attention_forward(
@@ -135,10 +171,20 @@ def flash_attention_forward(
     value: Tensor,
     attention_mask: Tensor | None = None,
     is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What Transformers calls for FlashAttention: (B, H, T, D) in, (B, T, H, D) out, transposed without a
-    copy."""
+    """What Transformers calls for FlashAttention: (B, H, T, D) in, (B, T, H, D) out, transposed without a copy.
+
+    Version 3 for latent attention and for sinks, which it alone takes; version 2 otherwise. fp32 is cast to the type
+    of autocast or of the weights (transformers/integrations/flash_attention.py, get_target_dtype).
+    """
+    from transformers.integrations.flash_attention import get_target_dtype
+
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    return FlashAttention.apply(q, k, v, bool(causal)), None
+    target = get_target_dtype(query, module)
+    if target is not None:
+        q, k, v = q.to(target), k.to(target), v.to(target)
+    version = 3 if s_aux is not None or hasattr(module, "kv_lora_rank") else 2
+    return FlashAttention.apply(q, k, v, bool(causal), version), None

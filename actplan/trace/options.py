@@ -22,7 +22,7 @@ class TraceOptions:
     Attributes:
         batch, seq: the size of the micro-batch; what is traced is unpadded and unpacked.
         dtype: of the weights (`bf16`, `fp16`, `fp32`).
-        attention: `eager`, `sdpa` (counted on the GPU's flash path) or `flash` (flash-attn 2).
+        attention: `eager`, `sdpa`, torch's kernels of the device that `native` names, or `flash` (FlashAttention).
         linear_attention: `torch`, Transformers' fallback, or `fla`, the Triton and CUDA kernels.
         kernels: `hf` modules or Liger's.
         loss: `naive` logits and cross-entropy, `fused` linear cross-entropy, or `none`: hidden states out,
@@ -32,7 +32,7 @@ class TraceOptions:
         num_layers: keep the first N of the layer pattern.
         accumulate: `gpu` adds a second gradient in place where the GPU's engine does; `traced` adds out of
             place, as PyTorch itself does under any dispatch mode.
-        native: whose LayerNorm and dropout: `cpu`, which fake tensors follow and the reference records hold,
+        native: whose LayerNorm, dropout and sdpa: `cpu`, which fake tensors follow and the reference records hold,
             or `cuda`, where statistics are fp32 and a dropout keeps a 1-byte mask. Nothing else differs.
         hold_logits: the caller keeps the logits through backward.
         overrides: values put over the configuration's own.

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import branches
+from . import branches, kernels_attention
 from .flops import counting, op_flops
 from .tensors import dense, dtype_name, fresh_counts, sequence_number, storage_key, storage_use_count
 
@@ -176,6 +176,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **(kwargs or {}))
         if self.phase == "backward":
             self._follow_backward()
+        extra = kernels_attention.scratch(func, args)
+        for tensor in extra:
+            self._born(tensor, func)
         out = branches.run(func, args, kwargs)
         count = op_flops(func._overloadpacket.__name__, args, out)
         if count:
@@ -185,6 +188,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 self._born(tensor, func)
+        del extra
         return out
 
     def _born(self, tensor: Any, func: Any) -> None:

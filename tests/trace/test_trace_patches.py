@@ -84,15 +84,22 @@ def test_liger_is_refused_where_its_patches_are_not_known() -> None:
         trace_model(str(cases.CONFIGS / "gpt2.json"), _options(kernels="liger"))
 
 
-def test_sdpa_is_counted_on_the_flash_path() -> None:
-    """The same tensors as FlashAttention, and no mask; a mask is met by the memory-efficient kernel."""
+@pytest.mark.parametrize(("native", "states"), [("cpu", 0), ("cuda", 24)])
+def test_sdpa_runs_on_torch_s_flash_kernel(native: str, states: int) -> None:
+    """What FlashAttention keeps, under PyTorch's own names: without a generator's state on a CPU, with three numbers of
+    eight bytes on a GPU where FlashAttention has two. A mask is met by the memory-efficient kernel of a GPU; a CPU's
+    flash kernel takes it."""
     from actplan.trace import trace_model
 
-    flash, sdpa = (trace_model(LLAMA, _options(attention=a)) for a in ("flash", "sdpa"))
-    assert sdpa.rows() == flash.rows()
+    flash, sdpa = (trace_model(LLAMA, _options(attention=a, native=native)) for a in ("flash", "sdpa"))
+    layers = len(flash.layer_saved_bytes)
+    assert sdpa.saved_bytes - flash.saved_bytes == layers * (states - 16)
+    kernel = "ScaledDotProductFlashAttention" + ("ForCpu" if native == "cpu" else "")
+    assert kernel in {t.reason.partition("Backward")[0] for t in sdpa.saved}
     window = str(cases.CONFIGS / "gemma-3-27b.json")
-    masked = trace_model(window, _options(attention="sdpa", seq=2048, loss="none"))
-    assert any(t.reason == "EfficientAttentionBackward" for t in masked.saved)
+    masked = trace_model(window, _options(attention="sdpa", seq=2048, loss="none", native=native))
+    kernel = "ScaledDotProductEfficientAttention" if native == "cuda" else kernel
+    assert kernel in {t.reason.partition("Backward")[0] for t in masked.saved}
     assert "transformers" in sys.modules
 
 
