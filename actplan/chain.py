@@ -117,7 +117,9 @@ class Chain(msgspec.Struct, frozen=True):
 
     `cost_scale` is what one unit of the source's cost was multiplied by to become an integer. `copy`, where it
     is not 0, is what every checkpoint keeps in place of its boundary: a copy in another type, from which the
-    boundary is made again. `offloaded`: checkpoints keep their boundaries in host memory.
+    boundary is made again. `offloaded`: checkpoints keep their boundaries in host memory. `dead`: of each stage the
+    bytes that were alive beside the stages when backward began, and are not in its own: its transients are without
+    them.
     """
 
     stages: tuple[Stage, ...]
@@ -126,6 +128,7 @@ class Chain(msgspec.Struct, frozen=True):
     cost_scale: int = 1
     copy: int = 0
     offloaded: bool = False
+    dead: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.stages)

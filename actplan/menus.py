@@ -23,6 +23,7 @@ from .autograd.selection import ADAPTER, FAMILIES, Output, selects
 from .chain import Chain, Choice
 from .errors import InputError
 from .layers.model import Walk, walk
+from .lifetimes import dead_after_replay
 from .policies import CORE, Keeps, Words
 from .profile import ascent, profile
 from .sampling import Sample, sample
@@ -174,7 +175,7 @@ class Menus:
         before = whole.dropped.backward + whole.embedding.stage.kept + whole.head.stage.g
         before += sum(trace.postponed for trace in made.stages[1:-1])
         for place in range(self.sampled.model.num_layers):
-            trace = made.stages[place + 1]
+            trace, dead = made.stages[place + 1], dead_after_replay(made, place + 1)
             own = (row for row in made.tape.ledger if row.stage == place + 1 and not row.pinned)
             rows = list(own) if place in keep else []
             extra = sum(rounded(row.nbytes) * row.count for row in rows)
@@ -183,7 +184,7 @@ class Menus:
                     kept=extra,
                     saved=sum(row.nbytes * row.count for row in rows),
                     forward=trace.forward_peak - trace.forward_start - x,
-                    backward=trace.backward_peak - before if trace.reached else 0,
+                    backward=trace.backward_peak - before + dead if trace.reached else 0,
                     flops=trace.replayed_flops,
                     rebuilt=made.tape.rebuilt_bytes.get(place, 0),
                     ascent=ascent(trace, either(trace)),
@@ -213,7 +214,7 @@ class Menus:
                     need=stage.x + chain.copy + after + one.forward + more,
                     cost=one.flops,
                     label="keep:" + ",".join(self.order(layer, keep)),
-                    backward=one.backward + chain.copy,
+                    backward=one.backward + chain.copy - (chain.dead[layer + 1] if chain.dead else 0),
                 )
             )
         return found

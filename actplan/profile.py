@@ -7,7 +7,7 @@ the allocator counts them, unless they are said to be saved bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -22,6 +22,7 @@ from .autograd.tensor import Tensor
 from .chain import Chain, Stage
 from .layers.model import Walk, walk
 from .layers.prediction import exits, predictor
+from .lifetimes import Lifetimes, captured, dead_after_replay, lifetimes, shared_sizes
 from .policies import NoCheckpoint
 from .sampling import sample
 from .spec import Layer, Model, Run
@@ -66,6 +67,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
         parameters: its own (a tied output projection has none).
         flops: of one forward.
         passed: tables that a checkpoint which begins with it keeps among its inputs (GPT-2's mask).
+        holds: what it holds of what layers share where it is stored; captured: what its checkpoint does (`lifetimes`).
         reached: whether backward comes to it (`autograd.tape.StageTrace`).
         held: bytes of it, where it keeps nothing, that live on while the next one runs forward.
         again: FLOPs that it runs again itself where it is stored: checkpoints of its own, a loss that makes its logits
@@ -86,6 +88,8 @@ class LayerProfile(msgspec.Struct, frozen=True):
     flops: int
     reached: bool = True
     passed: tuple[SavedTensor, ...] = ()
+    holds: dict[str, int] = {}
+    captured: dict[str, int] = {}
     held: int = 0
     again: int = 0
     rebuilt: int = 0
@@ -109,6 +113,10 @@ class LayerProfile(msgspec.Struct, frozen=True):
         """Of what it saves, what no checkpoint drops and no backward lets go (`autograd.tape.Tape.hold`)."""
         return sum(row.nbytes * row.count for row in self.saved if _stays(row))
 
+    def shares(self) -> dict[str, int]:
+        """What it saves of what layers share."""
+        return shared_sizes(self.shared)
+
 
 class Context(msgspec.Struct, frozen=True):
     """Bytes that are alive beside the stages, and belong to none.
@@ -130,10 +138,11 @@ class ModelProfile(msgspec.Struct, frozen=True):
     (`stored`) and when some are checkpointed (`dropped`). `boundary_bytes` is one boundary, unrounded.
 
     dropped_head: the head where layers are checkpointed and what it has of its own is too (multi-token prediction).
-    dropped_embedding: the embedding where layers are checkpointed: what their checkpoints kept alive is gone then.
     exits: after how many layers early exits read the hidden state.
     sampled: bytes in `stored` and `dropped` of what the profiled layers pin (`LayerProfile.pinned_bytes`, rounded);
         the model has it once for each of its layers.
+    has_token_ids: whether the token ids are among what is alive beside the stages, as where a model makes a view of them.
+    lossless: whether the run ends with the model's own forward, whose locals are then still alive.
     """
 
     embedding: LayerProfile
@@ -143,9 +152,10 @@ class ModelProfile(msgspec.Struct, frozen=True):
     dropped: Context
     boundary_bytes: int
     dropped_head: LayerProfile | None = None
-    dropped_embedding: LayerProfile | None = None
     exits: tuple[int, ...] = ()
     sampled: int = 0
+    lossless: bool = False
+    has_token_ids: bool = False
 
     @property
     def stages(self) -> tuple[LayerProfile, ...]:
@@ -161,21 +171,23 @@ class ModelProfile(msgspec.Struct, frozen=True):
         return sum(stage.flops for stage in self.stages)
 
     def context(self, *, checkpointed: bool) -> Context:
-        """What is alive beside the stages, with or without checkpoints."""
+        """What is alive beside the stages, with or without checkpoints: with, what those of all layers would hold."""
         found = self.dropped if checkpointed else self.stored
         more = sum(layer.stage.pinned for layer in self.layers) - self.sampled
         return replace(found, end=found.end + more, backward=found.backward + more) if more else found
+
+    def lifetimes(self, segments: Sequence[tuple[int, int]]) -> Lifetimes:
+        """How long what layers share lives with these segments checkpointed."""
+        saved = [layer.holds for layer in self.layers]
+        return lifetimes(saved, [layer.captured for layer in self.layers], segments, to_the_end=self.lossless)
 
     def ending(self, *, checkpointed: bool) -> LayerProfile:
         """The head, with or without checkpoints."""
         return self.dropped_head if checkpointed and self.dropped_head is not None else self.head
 
-    def beginning(self, *, checkpointed: bool) -> LayerProfile:
-        """The embedding, with or without checkpoints."""
-        return self.dropped_embedding if checkpointed and self.dropped_embedding is not None else self.embedding
-
     def chain(self, *, checkpointed: bool, first_stored: bool = True, copy: int = 0) -> Chain:
-        """The stages in a row, costs in FLOPs, sizes above `context(...).backward`.
+        """The stages in a row, costs in FLOPs, sizes above `context(...).backward`: what layers share is counted as
+        if it lived through the whole backward (`lifetimes.fitted`).
 
         What layers pin is in the context, which is that of the end of the forward: before, less of it is there.
         The embedding's output stays alive while the layers run forward (a local of the model's forward), beside
@@ -185,7 +197,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
         context = self.context(checkpointed=checkpointed)
         ahead = context.forward - context.backward
         held = self.layers[0].stage.x if first_stored and not self.layers[0].stage.keeps_input else 0
-        stages = [self.beginning(checkpointed=checkpointed).stage]
+        stages = [self.embedding.stage]
         pinned = list(accumulate((layer.stage.pinned for layer in self.layers), initial=0))
         for i, layer in enumerate(self.layers):
             more = ahead + pinned[i] + (held if i > 0 else 0)
@@ -196,6 +208,9 @@ class ModelProfile(msgspec.Struct, frozen=True):
         # a final norm runs while that output is still alive
         ending = self.ending(checkpointed=checkpointed)
         head = ending.stage if first_stored else replace(ending.stage, tf=ending.once)
+        if checkpointed and first_stored and self.lossless:
+            # counted in the stored run beside the tensors that here belong to the context
+            head = replace(head, ahead=self.stored.backward - self.dropped.backward)
         return Chain((*stages, head), copy=copy)
 
 
@@ -215,37 +230,31 @@ def profile(model: Model, run: Run) -> ModelProfile:
     whole = replace(run, checkpoint=NoCheckpoint())
     dropped = walk(distinct, whole, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
     measured = _Measured(stored, dropped, _boundary(model, run), again=predictor(model, run) is not None)
-    layers = _without_dead(distinct.layers, sampled.places, measured)
     return ModelProfile(
         embedding=measured.end(EMBEDDING, 0),
-        layers=layers,
+        layers=tuple(_by_place(distinct.layers, sampled.places, measured)),
         head=measured.end(HEAD, distinct.num_layers + 1),
         stored=measured.context(stored, measured.kept),
         dropped=measured.context(dropped, measured.kept_dropped),
         boundary_bytes=measured.boundary,
         dropped_head=measured.dropped_head() if measured.again else None,
-        dropped_embedding=measured.dropped_embedding(),
         exits=exits(model, run),
         sampled=sum(measured.pinned(i + 1) for i in range(distinct.num_layers)),
+        lossless=not run.loss_kind.is_there,
+        has_token_ids=stored.tape.viewed_ids is not None,
     )
 
 
-def _without_dead(distinct: Sequence[Layer], places: Sequence[int], measured: _Measured) -> tuple[LayerProfile, ...]:
-    """Every layer of the model. Below the last that captures a mask, the mask's room is free in a backward; position
-    tables and masks that stored layers save are free below the first of those."""
+def _by_place(distinct: Sequence[Layer], places: Sequence[int], measured: _Measured) -> Iterator[LayerProfile]:
+    """Every layer of the model. In the lowest that holds what layers share, it is freed with the last use in backward;
+    above it the layers below still hold it."""
     above = [measured.layer(layer, i + 1, tables=True) for i, layer in enumerate(distinct)]
-    below = [measured.layer(layer, i + 1) for i, layer in enumerate(distinct)]
-    found, left, seen = [], set[int](), False
+    lowest = [measured.layer(layer, i + 1) for i, layer in enumerate(distinct)]
+    seen = False
     for place in places:
-        left.add(place + 1)
-        layer, dead = (above if seen else below)[place], sum(measured.dead(measured.dropped, left).values())
+        layer = (above if seen else lowest)[place]
         seen = seen or bool(layer.shared)
-        stage = layer.stage
-        stage = replace(stage, tb=stage.tb - sum(measured.dead(measured.stored, left).values()))
-        if dead and stage.tf_last is not None and stage.tb_again is not None:
-            stage = replace(stage, tf_last=stage.tf_last - dead, tb_again=stage.tb_again - dead)
-        found.append(layer if stage == layer.stage else replace(layer, stage=stage))
-    return tuple(found)
+        yield layer
 
 
 def _boundary(model: Model, run: Run) -> int:
@@ -290,19 +299,21 @@ class _Measured:
         left = trace.forward_end - trace.held - (trace.forward_start - before.held)
         return left - self.x - self.pinned(i) if trace.reached else 0
 
+    def dead(self, i: int) -> int:
+        """What of the shared tensors was alive when the backward of the stored run began and is not in stage i's."""
+        saved = [self._holds(at) for at in range(1, len(self.stored.stages) - 1)]
+        return lifetimes(saved, saved, ()).dead[i] if i <= len(saved) else 0
+
+    def _holds(self, i: int) -> dict[str, int]:
+        """What stage i of the stored run holds of what layers share: what it saves, and checkpoints of its parts."""
+        return {**self.stored.stages[i].captured, **shared_sizes(_shared(self.stored, i))}
+
     def _leaves(self, i: int) -> int:
         """What the first forward of stored layer i leaves beside what it keeps and its output."""
         trace, before = self.stored.stages[i], self.stored.stages[i - 1]
         left = trace.forward_end - trace.held - (trace.forward_start - before.held)
         keeps_input = any(row.born < row.stage for row in self._own(i))
         return left - self.kept[i] - (0 if keeps_input else self.x) if trace.rebuilt else 0
-
-    @staticmethod
-    def dead(run: Walk, left: Iterable[int]) -> dict[int, int]:
-        """Masks that were alive when backward began and are not once these are the stages left."""
-        kept = {key for i in left for key in run.stages[i].captured}
-        captured = (trace.captured.items() for trace in run.stages)
-        return {key: size for items in captured for key, size in items if key not in kept}
 
     def context(self, run: Walk, kept: list[int]) -> Context:
         """What is alive and belongs to no stage."""
@@ -318,7 +329,7 @@ class _Measured:
         once = dropped.forward_peak - dropped.forward_start - self.x
         before = self.context(self.dropped, self.kept_dropped).backward + sum(self.kept_dropped[:i]) + self.pending()
         before += self.owed(self.dropped, i + 1)
-        before -= sum(self.dead(self.dropped, range(1, i + 1)).values())
+        before -= dead_after_replay(self.dropped, i)
         again = dropped.replayed_flops
         profile = self._profile(layer.kind, i, self.x, self.x, once=once, replayed=again, tables=tables)
         if not dropped.reached:
@@ -346,17 +357,6 @@ class _Measured:
         base += sum(self.lingers)
         return self._profile(kind, i, self.x, 0, once=self.dropped.stages[i].forward_peak - base)
 
-    def dropped_embedding(self) -> LayerProfile:
-        """The embedding as it is below checkpointed layers."""
-        embedding, trace = self.end(EMBEDDING, 0), self.dropped.stages[0]
-        if not trace.reached:
-            return embedding
-        before = self.context(self.dropped, self.kept_dropped).backward
-        left = self.pending() + self.owed(self.dropped, 0)
-        tb = trace.backward_peak - before - self.kept_dropped[0] - self.x - left
-        stage = replace(embedding.stage, tb=tb)
-        return replace(embedding, stage=stage, ascent=ascent(trace, trace.plain))
-
     def dropped_head(self) -> LayerProfile:
         """The head as it is behind checkpointed layers, its own layers checkpointed as well."""
         head, i = self.end(HEAD, len(self.dropped.stages) - 1), len(self.dropped.stages) - 1
@@ -380,13 +380,11 @@ class _Measured:
         tables: bool = False,
     ) -> LayerProfile:
         trace, own = self.stored.stages[i], self._own(i)
-        points = trace.plain_before if tables else trace.plain
+        points = trace.plain_before if tables else [point + self.dead(i) for point in trace.plain]
         keeps_input = any(row.born < row.stage for row in own)
         kept = self.kept[i]
         s = kept - (x if keeps_input else 0)
         before = self.context(self.stored, self.kept).backward + sum(self.kept[:i])
-        if kind not in (EMBEDDING, HEAD):
-            before -= sum(self.dead(self.stored, range(1, i + 1)).values())
         start = before + sum(self.leaves) if kind == HEAD else trace.forward_start - x
         left = self.pending() + self.owed(self.stored, i)
         stage = Stage(
@@ -419,6 +417,8 @@ class _Measured:
             passed=_shared(self.dropped, i),
             again=trace.replayed_flops,
             rebuilt=trace.rebuilt,
+            holds=self._holds(i),
+            captured=captured(self.dropped, i),
             owed=trace.postponed,
             buffers=sum(size for stage, size in self.stored.tape.buffers.values() if stage == i),
             ascent=ascent(trace, points),

@@ -116,6 +116,7 @@ class Tape:
         device: whose kernels save: what dropout and LayerNorm keep differs (`ops.dropout`, `ops.layer_norm`).
         postpones: whether weights' gradients are computed after the backward (`postpone`).
         postponed_bytes: what is kept for them (rounded).
+        viewed_ids: the token ids, where they count: the caller holds them through the step.
     """
 
     def __init__(self, *, photograph: int | None = None, in_place: bool = True) -> None:
@@ -137,6 +138,7 @@ class Tape:
         self.in_place = in_place
         self.trains: Callable[[str], bool] = _everything
         self.device = "cpu"
+        self.viewed_ids: Tensor | None = None
         self.postpones = False
         self.postponed_bytes = 0
         self._postponed: dict[int, Tensor] = {}
@@ -376,8 +378,8 @@ class StageTrace(msgspec.Struct):
     """Bytes kept for weights' gradients that are computed later."""
     held: int = 0
     """Bytes of what the model's loop still holds of it, saved by nothing, while the next stage runs forward."""
-    captured: dict[int, int] = {}
-    """Bytes of the masks that its checkpoint keeps alive, by storage: they die with the last that captured them."""
+    captured: dict[str, int] = {}
+    """Bytes of what its checkpoint keeps alive of what layers share, by name (`lifetimes`)."""
     reached: bool = False
     """Whether backward comes to it: something in it or below it is trained."""
 

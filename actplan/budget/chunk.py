@@ -62,8 +62,6 @@ class Chunk:
         profiles = body.profile.stages[lower : upper + 1]
         if self.head:
             profiles = (*profiles[:-1], body.profile.ending(checkpointed=bool(segments)))
-        if embedding:
-            profiles = (body.profile.beginning(checkpointed=bool(segments)), *profiles[1:])
         self.owed_bytes = sum(stage.owed for stage in profiles)
         self.shift = 1 if embedding else 0
         self.chosen = frozenset(layer + self.shift for layer in keeps)
@@ -83,7 +81,7 @@ class Chunk:
         self.chain = replace(part, stages=tuple(one.stage for one in self.grown))
         schedule = with_segments(len(self.chain), segments, shift=self.shift, chosen=keeps)
         self.kept_bytes, self.heights = heights(self.chain, schedule)
-        self.base = body.profile.context(checkpointed=bool(segments)).backward
+        self.base = body.base_bytes(_counted(segments, first))
         moved = job.offload_activations and bool(segments)
         self.host_bytes = len(segments) * (whole.copy or body.profile.boundary_bytes) if moved else 0
         if moved:
@@ -175,10 +173,15 @@ def _segments(body: Body, first: int, last: int) -> tuple[tuple[Segment, ...], K
     return segments, kept_outputs(policy, segments)
 
 
+def _counted(segments: Sequence[Segment], first: int) -> tuple[Segment, ...]:
+    """Segments of a chunk as the whole model counts its layers."""
+    return tuple((begin + first, end + first) for begin, end in segments)
+
+
 def _whole(body: Body, segments: Sequence[Segment], keeps: Keeps, first: int, *, offloaded: bool) -> Chain:
     """The model's chain as the segments of a chunk need it."""
     stored = not (segments and segments[0][0] == 0)
-    whole = body.chain(checkpointed=bool(segments), first_stored=stored)
+    whole = body.chain_of(_counted(segments, first), first_stored=stored)
     if offloaded and segments:
         whole = replace(whole, offloaded=True)
     if keeps:

@@ -10,7 +10,7 @@ import msgspec
 from ..chain import Chain
 from ..errors import InputError
 from ..pipelining import Holding
-from ..policies import Keeps, Layers
+from ..policies import Keeps, Layers, Segment
 from ..profile import Ascent, ModelProfile
 from ..spec import Run
 from ..states import stage_chunks, units_of
@@ -36,7 +36,9 @@ class Body(Protocol):
     @property
     def logits_bytes(self) -> int: ...
 
-    def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain: ...
+    def chain_of(self, segments: Sequence[Segment], *, first_stored: bool) -> Chain: ...
+
+    def base_bytes(self, segments: Sequence[Segment]) -> int: ...
 
     def with_choices(self, chain: Chain, keeps: Keeps) -> Chain: ...
 

@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..layers.model import uncrossed
 from ..layers.names import outside_parts
 from ..layers.prediction import part_of
+from ..lifetimes import Lifetimes, fitted
 from ..menus import Menus, menus
 from ..policies import Keeps, Layers, NoCheckpoint, Policy, Segment, kept_outputs, recomputed_parts
 from ..profile import Ascent, LayerProfile, ModelProfile, profile
@@ -72,7 +73,24 @@ class Subject:
         return self.profile.boundary_bytes * dtype.itemsize // made.itemsize
 
     def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain:
-        """The profile's chain, with what a checkpoint keeps of its input."""
+        """The profile's chain, with what a checkpoint keeps of its input; what layers share lives as long as it does
+        where every layer is checkpointed, or none."""
+        every = tuple((i, i) for i, layer in enumerate(self.profile.layers) if layer.reached) if checkpointed else ()
+        whole = self.unfitted(checkpointed=checkpointed, first_stored=first_stored)
+        return fitted(whole, self.profile.lifetimes(every))
+
+    def chain_of(self, segments: Sequence[Segment], *, first_stored: bool) -> Chain:
+        """The chain as these segments need it: what layers share lives as long as a layer or a segment holds it."""
+        whole = self.unfitted(checkpointed=bool(segments), first_stored=first_stored)
+        return fitted(whole, self.profile.lifetimes(segments))
+
+    def base_bytes(self, segments: Sequence[Segment]) -> int:
+        """What is alive throughout backward beside the stages."""
+        context = self.profile.context(checkpointed=bool(segments))
+        return context.backward - self.profile.lifetimes(segments).unheld
+
+    def unfitted(self, *, checkpointed: bool, first_stored: bool) -> Chain:
+        """The same as if what layers share lived through the whole backward."""
         key = checkpointed, first_stored
         if key not in self._chains:
             copy = rounded(self.held_bytes) if self.held_bytes != self.profile.boundary_bytes else 0
@@ -193,7 +211,7 @@ class Segmented:
     @property
     def end_forward_bytes(self) -> int:
         context = self.profile.context(checkpointed=bool(self.segments))
-        return context.end + self.evaluation.kept_bytes
+        return context.end - self._lifetimes.unheld + self.evaluation.kept_bytes
 
     @property
     def peak_forward_bytes(self) -> int:
@@ -214,7 +232,11 @@ class Segmented:
     @property
     def chain(self) -> Chain:
         starts_stored = not (self.segments and self.segments[0][0] == 0)
-        return self.subject.chain(checkpointed=bool(self.segments), first_stored=starts_stored)
+        return self.subject.chain_of(self.segments, first_stored=starts_stored)
+
+    @cached_property
+    def _lifetimes(self) -> Lifetimes:
+        return self.profile.lifetimes(self.segments)
 
     @cached_property
     def evaluation(self) -> Evaluation:
@@ -235,7 +257,7 @@ class Segmented:
 
     @property
     def _base(self) -> int:
-        return self.profile.context(checkpointed=bool(self.segments)).backward
+        return self.profile.context(checkpointed=bool(self.segments)).backward - self._lifetimes.unheld
 
 
 def _all_rows(stage: LayerProfile) -> list[SavedTensor]:

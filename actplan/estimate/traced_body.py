@@ -12,7 +12,7 @@ from ..chain import Chain, Stage
 from ..errors import InputError
 from ..ledgerfile import Parameter as Listed
 from ..ledgerfile import StageNumbers, Weights
-from ..policies import Keeps, Layers
+from ..policies import Keeps, Layers, Segment
 from ..profile import EMBEDDING, HEAD, Context, LayerProfile, ModelProfile, Parameter
 from ..spec import Run
 from ..units import parse_dtype
@@ -64,9 +64,14 @@ class TracedBody:
         before = joined(stages[:first], self.traced.chain.boundary(first), EMBEDDING)
         return before, stages[first:last], joined(stages[last:], 0, HEAD)
 
-    def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain:
+    def chain_of(self, segments: Sequence[Segment], *, first_stored: bool) -> Chain:
+        """The chain, which is the same whatever is checkpointed."""
         embedding, layers, head = self._ends
         return Chain((embedding, *layers, head))
+
+    def base_bytes(self, segments: Sequence[Segment]) -> int:
+        """What is alive throughout backward beside the stages."""
+        return self.profile.context(checkpointed=bool(segments)).backward
 
     @cached_property
     def profile(self) -> ModelProfile:

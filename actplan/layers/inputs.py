@@ -51,6 +51,14 @@ class Shared:
         tables = {kind: pair for kind, pair in self.tables.items() if kind in kinds}
         return Shared(masks, tables, self.local, len(layers))
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes, as the allocator counts them, of each mask and of each pair of tables."""
+        found: dict[str, int] = {}
+        for tensor in (*self.masks.values(), *(table for pair in self.tables.values() for table in pair)):
+            name = str(tensor.storage.owner)
+            found[name] = found.get(name, 0) + tensor.storage.allocated_bytes
+        return found
+
 
 def _window(layer: Layer) -> Window:
     return layer.mixer.sliding_window if isinstance(layer.mixer, Attention) else None

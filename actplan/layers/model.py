@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from . import head, inputs, losses, prediction
 from .block import decoder_layer
 from .inputs import Shared
 from .kernels import kernels
-from .names import NO_POSITION_IDS, POSITIONAL_MASK, names_of
+from .names import NO_POSITION_IDS, POSITIONAL_MASK, VIEWED_IDS, names_of
 from .norm import norm
 from .scope import Scope
 from .training import expert_weight, projection, trains
@@ -155,9 +155,11 @@ class _Stepper:
         self.stages[stage].forward_start = tape.meter.live
         self.flops = tape.flops
 
-    def captured(self, layer: int, masks: Iterable[Tensor]) -> None:
+    def captured(self, layer: int, given: Shared, positions: Tensor | None) -> None:
         """A checkpoint from this layer on keeps these alive."""
-        self.stages[layer + 1].captured = {id(mask.storage): rounded(mask.storage.nbytes) for mask in masks}
+        found = self.stages[layer + 1].captured = given.sizes()
+        if positions is not None and positions.storage.row is None:
+            found["positions"] = rounded(positions.storage.nbytes)
 
     def end(self, stage: int) -> None:
         tape, trace = self.tape, self.stages[stage]
@@ -242,6 +244,8 @@ def _language_model(
     The hidden states that go into the losses, and those at early exits.
     """
     stepper.begin(0)
+    if model.naming in VIEWED_IDS:
+        m.tape.viewed_ids = m.tape.empty(ids.shape, ids.dtype, "view")
     inputs_embeds = inputs.embed(m, ids, model)
     if run.input_require_grads:
         inputs_embeds.requires_grad = True
@@ -264,8 +268,8 @@ def _language_model(
     for first, last, checkpointed in _units(model.num_layers, uncrossed(segments, exits)):
         if checkpointed:
             given = shared.of(model.layers[first : last + 1])
-            stepper.captured(first, given.masks.values())
             positional = given.masks.values() if model.naming in POSITIONAL_MASK else ()
+            stepper.captured(first, given, m.positions)
             run_segment = partial(run_layers, first, given, m.positions)
             keep = keeps.get(first, frozenset())
             name = _layer_name(m, numbers[first])

@@ -161,5 +161,7 @@ REPLACED_EMBEDDING = frozenset({"phi"})
 """Models whose forward gives the dropped-out embedding the embedding's own name, so that the latter goes."""
 POSITIONAL_MASK = frozenset({"gpt2"})
 """Models that hand their layers the mask as a positional argument: a checkpoint keeps it with its inputs."""
+VIEWED_IDS = frozenset({"gpt2", "opt"})
+"""Models whose forward makes a view of the token ids, and so hands their storage out of an op: counted from there."""
 NO_POSITION_IDS = frozenset({"granitemoehybrid"})
 """Models that do not hand position ids to their layers: a checkpoint does not keep them alive."""

@@ -58,8 +58,8 @@ class Scope:
         self.copies, self.recomputed = copies, recomputed
         self.met = set[str]()
         """The parts among `recomputed` that were run."""
-        self.captured: dict[int, int] = {}
-        """Bytes of the masks that checkpoints of parts keep alive, by storage."""
+        self.captured: dict[str, int] = {}
+        """Bytes of the masks that checkpoints of parts keep alive, by name."""
         self.positions: Tensor | None = None
         """The position ids that every layer and its attention are given, which no kernel reads."""
         self.inside: str | None = None
@@ -105,7 +105,7 @@ class Scope:
         own = {i: x for i, x in enumerate(args) if isinstance(x, Tensor) and x.storage.owner is None}
         shared = [None if i in own else x for i, x in enumerate(args)]
         masks = [x.storage for x in shared if isinstance(x, Tensor) and (x.storage.owner or "").startswith(MASK)]
-        self.captured.update((id(mask), rounded(mask.nbytes)) for mask in masks)
+        self.captured.update((str(mask.owner), rounded(mask.nbytes)) for mask in masks)
         attends = name in (CORE, self.names.get("self_attn", "self_attn"))
         held = (shared, self.positions if attends else None)
         run_part = partial(_run_part, run, tuple(own), held, kwargs)

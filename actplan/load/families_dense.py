@@ -10,13 +10,13 @@ from .family_parts import (
     attention,
     bias_on_all,
     derived_head_dim,
-    equal_head_dim,
     frame,
     kinds_without_rope,
     layer_types,
     layers,
     mlp,
     num_layers,
+    only_head_dim,
     rotary_fraction,
     trunk,
     without,
@@ -143,7 +143,7 @@ def cohere2(config: Config) -> Fields:
         "full_mask": True,
         "head": {"scaled": True},
         "attention": {
-            **attention(config, key_value_heads=_all_heads(config), head_dim=equal_head_dim(config), window=window),
+            **attention(config, key_value_heads=_all_heads(config), head_dim=derived_head_dim(config), window=window),
             **bias_on_all(config),
         },
         "mlp": mlp(config),
@@ -178,7 +178,8 @@ def phi(config: Config) -> Fields:
     """configuration_phi.py: half of each head rotated when absent. modeling_phi.py: one norm for both
     branches, biases everywhere, the output projection included."""
     normed = {"qk_norm": True, "qk_norm_on": "transposed_heads"} if config.flag("qk_layernorm", False) else {}
-    heads = {"key_value_heads": _all_heads(config), "head_dim": derived_head_dim(config)}
+    width = only_head_dim(config) if normed else derived_head_dim(config)
+    heads = {"key_value_heads": _all_heads(config), "head_dim": width}
     return {
         **frame(config),
         **_full(config),
@@ -207,6 +208,6 @@ def stablelm(config: Config) -> Fields:
         **_LAYER_NORM,
         **_residual("parallel" if parallel else "pre_norm_all_held", 0.0),
         "rope": {"fraction": rotary_fraction(config, 0.25), "style": "half_held"},
-        "attention": {**attention(config, key_value_heads=32, head_dim=derived_head_dim(config)), **bias},
+        "attention": {**attention(config, key_value_heads=32, head_dim=only_head_dim(config)), **bias},
         "mlp": mlp(config),
     }

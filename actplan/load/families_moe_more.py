@@ -16,6 +16,7 @@ from .family_parts import (
     layers,
     mlp,
     num_layers,
+    only_head_dim,
     rotary_fraction,
     rotated_part,
     trunk,
@@ -67,7 +68,7 @@ def olmoe(config: Config) -> Fields:
         "supports_flex": False,
         **layers(["full_attention"] * num_layers(config)),
         "attention": {
-            **attention(config, key_value_heads=heads, head_dim=derived_head_dim(config)),
+            **attention(config, key_value_heads=heads, head_dim=only_head_dim(config)),
             **bias_on_all(config),
             "qk_norm": True,
             "qk_norm_on": "projection",

@@ -86,6 +86,15 @@ def equal_head_dim(config: Config) -> int:
     return hidden // heads
 
 
+def only_head_dim(config: Config) -> int:
+    """hidden_size / num_attention_heads, of a model whose attention or norms are of that width whatever `head_dim`
+    says, so that with another it does not run."""
+    derived, given = equal_head_dim(config), config.get("head_dim")
+    if given is not None and given != derived:
+        raise config.refuse("head_dim", "the model computes it from hidden_size and num_attention_heads")
+    return derived
+
+
 def activation(config: Config, default: str, key: str = "hidden_act") -> Fields:
     """The activation of the feed-forward section."""
     name = config.get(key) or default

@@ -144,9 +144,13 @@ class Candidates:
                 yield from found
         yield from (self._given(policy) for policy in self.selective)
 
-    @property
+    @cached_property
     def _lingers(self) -> bool:
-        return any(layer.stage.lingers for layer in self.subject.profile.layers)
+        """Whether what a checkpoint leaves behind depends on which layers are checkpointed: casts of weights, or masks
+        and tables that only some of them hold."""
+        layers = self.subject.profile.layers
+        shared = {frozenset(layer.captured.items()) for layer in layers if layer.reached}
+        return len(shared) > 1 or any(layer.stage.lingers for layer in layers)
 
     def _cases(self, *, menus: bool, traffic: bool = True) -> Iterator[tuple[Chain, Callable[[int | None], Suffixes]]]:
         """The chain where the first layer is stored, and where it is checkpointed; one where they are alike."""

@@ -254,3 +254,11 @@ def test_what_is_no_decoder_of_text_is_told_so(read: Any, model_type: str, said:
         read({"model_type": model_type, "hidden_size": 64})
     assert said in str(caught.value)
     assert "actplan trace" in str(caught.value)
+
+
+@pytest.mark.parametrize("fields", [{"model_type": "stablelm"}, {"model_type": "olmoe"}])
+def test_a_head_dim_that_the_model_does_not_use_is_refused(fields: dict[str, Any], read: Any) -> None:
+    config = {**LLAMA, **fields, "num_key_value_heads": 4}
+    assert first(read({**config, "head_dim": 16})).head_dim == 16
+    with pytest.raises(InputError, match="head_dim: 32: the model computes it"):
+        read({**config, "head_dim": 32})
