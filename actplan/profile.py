@@ -141,7 +141,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
     exits: after how many layers early exits read the hidden state.
     sampled: bytes in `stored` and `dropped` of what the profiled layers pin (`LayerProfile.pinned_bytes`, rounded);
         the model has it once for each of its layers.
-    has_token_ids: whether the token ids are among what is alive beside the stages, as where a model makes a view of them.
+    has_token_ids: whether the token ids are alive beside the stages, as where a model makes a view of them.
     lossless: whether the run ends with the model's own forward, whose locals are then still alive.
     """
 
