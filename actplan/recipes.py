@@ -40,6 +40,9 @@ class PerParameter:
 
 _ADAMW = AdamW()
 _DDP = Ddp()
+_AS_THE_BASE = "peft/tuners/tuners_utils.py: autocast_adapter_dtype=False, adapters in the type of their base"
+_PEFT = "peft/tuners/tuners_utils.py: cast_adapter_dtype, adapters in fp32 unless autocast_adapter_dtype=False"
+_HALVES = (BF16, FP16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,9 @@ class Recipe:
         scaled: the loss is scaled (torch.amp.GradScaler).
         frozen: the type of weights that are not trained, None: `weights`.
         base: how the frozen matrices of linears are quantised.
+        types: what `compute` may be as well (`in_type`).
+        adapters: the type that adapters run in, None: `compute`.
+        adapters_source: who decides that.
     """
 
     name: str
@@ -89,6 +95,9 @@ class Recipe:
     offload: Offload = Offload()
     frozen: DType | None = None
     base: QuantisedBase | None = None
+    types: tuple[DType, ...] = ()
+    adapters: DType | None = None
+    adapters_source: str = _AS_THE_BASE
 
     def __post_init__(self) -> None:
         if self.accumulation_steps < 1:
@@ -110,6 +119,41 @@ class Recipe:
         if self.master is None or self.master == stored:
             return 0
         return self.master.itemsize - (stored.itemsize if self.remainders else 0)
+
+    @property
+    def adapters_dtype(self) -> DType:
+        """The type that adapters run in."""
+        return self.adapters or self.compute
+
+    @property
+    def casts_adapters(self) -> bool:
+        """Whether the framework casts every weight, adapters too, to the type of the products."""
+        return not isinstance(self.sharding, Ddp)
+
+    def in_type(self, dtype: DType) -> Recipe:
+        """The recipe with products in `dtype`; whatever was in its own type of products is in that one too.
+
+        Raises InputError where the recipe is for its own type alone.
+        """
+        if dtype == self.compute:
+            return self
+        if dtype not in self.types:
+            raise InputError(
+                f"{dtype} activations contradict recipe {self.name}, which computes in {self.compute}",
+                where="--dtype",
+                allowed=", ".join(map(str, self.types)) or None,
+            )
+
+        def other(held: DType) -> DType:
+            return dtype if held == self.compute else held
+
+        return replace(
+            self,
+            compute=dtype,
+            weights=other(self.weights),
+            gradients=other(self.gradients),
+            frozen=None if self.frozen is None else other(self.frozen),
+        )
 
     def per_parameter(self, data_ranks: int = 1) -> PerParameter:
         """Bytes of a trained parameter on one of `data_ranks` ranks, without padding, buffers and
@@ -145,6 +189,7 @@ MEGATRON_BF16 = Recipe(
     optimizer=_FUSED,
     sharding=MegatronDdp(),
     buffered=True,
+    adapters_source="megatron/core/transformer/module.py: Float16Module casts the whole model",
 )
 MEGATRON_BF16_DIST = replace(
     MEGATRON_BF16,
@@ -190,6 +235,10 @@ MEGATRON_FP32 = replace(
     master=None,
     source="Megatron-LM: optimizer/optimizer.py (FP32Optimizer)",
 )
+_ENGINE = (
+    "deepspeed/runtime/engine.py: _configure_distributed_model casts the whole module (with ZeRO-3's zero.Init TRL "
+    "asks peft for adapters in the type of their base: trl/trainer/sft_trainer.py)"
+)
 ZERO = tuple(
     Recipe(
         name=f"zero-{stage}",
@@ -201,6 +250,8 @@ ZERO = tuple(
         step_gradients=FP32,
         optimizer=_FUSED,
         sharding=Zero(stage),
+        types=_HALVES,
+        adapters_source=_ENGINE,
     )
     for stage in (0, 1, 2, 3)
 )
@@ -211,8 +262,11 @@ FSDP = Recipe(
     weights=FP32,
     gradients=FP32,
     sharding=Fsdp(),
+    types=_HALVES,
+    adapters_source="torch/distributed/fsdp/_fully_shard/_fsdp_param.py: all-gathers in param_dtype, fp32 shards stay "
+    "fp32 (accelerate/utils/fsdp_utils.py upcasts what is trained)",
 )
-FSDP_BF16 = replace(FSDP, name="fsdp-bf16", title="FSDP2 with bf16 shards", weights=BF16, gradients=BF16)
+FSDP_BF16 = replace(FSDP, name="fsdp-bf16", title="FSDP2 with bf16 shards", weights=BF16, gradients=BF16, types=())
 AUTOCAST = Recipe(
     name="autocast",
     title="fp32 weights under bf16 autocast, with its copies of the weights",
@@ -221,6 +275,9 @@ AUTOCAST = Recipe(
     gradients=FP32,
     optimizer=_FUSED,
     autocast_cache=True,
+    types=_HALVES,
+    adapters=FP32,
+    adapters_source=_PEFT,
 )
 BF16_PURE = Recipe(
     name="bf16",
@@ -240,6 +297,7 @@ FP16_SCALED = replace(
     source="torch/amp/grad_scaler.py: gradients are unscaled in place",
     compute=FP16,
     scaled=True,
+    types=(),
 )
 LORA = Recipe(
     name="lora",
@@ -249,6 +307,9 @@ LORA = Recipe(
     gradients=FP32,
     optimizer=_FUSED,
     frozen=BF16,
+    types=(*_HALVES, FP32),
+    adapters=FP32,
+    adapters_source=_PEFT,
 )
 QLORA = replace(
     LORA,
@@ -256,6 +317,7 @@ QLORA = replace(
     title="NF4 base with double quantisation, fp32 adapters, paged 32-bit AdamW",
     source="Dettmers et al., arXiv 2305.14314, sections 3 and 4",
     base=QuantisedBase(nested=True),
+    types=_HALVES,
     optimizer=BitsAndBytesAdamW(bits=32, paged=True, name="paged-adamw"),
 )
 QLORA_PLAIN = replace(

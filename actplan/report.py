@@ -42,6 +42,9 @@ class RunInfo(Part, frozen=True):
     checkpoint_dtype: str
     precision: str | UnsetType = UNSET
     adapters: str | UnsetType = UNSET
+    lora_dtype: str | UnsetType = UNSET
+    lora_dropout: float | UnsetType = UNSET
+    base_dtype: str | UnsetType = UNSET
     quantised: str | UnsetType = UNSET
     fake_quantised: str | UnsetType = UNSET
     loss_chunks: int | UnsetType = UNSET

@@ -12,30 +12,35 @@ from msgspec.structs import replace
 
 from .errors import InputError
 from .recipes import Recipe
-from .sharding import Ddp
+from .sharding import Fsdp
 from .spec import Lora, Precision, QuantisedBase, Run
-from .units import DType
+from .units import FP32, DType
 
 DEFAULT_ADAPTERS = Lora()
 
 
-def under(run: Run, recipe: Recipe, *, dtype: DType | None = None, precision: Precision | None = None) -> Run:
-    """The run as the recipe trains it.
+def under(
+    run: Run,
+    recipe: Recipe,
+    *,
+    dtype: DType | None = None,
+    precision: Precision | None = None,
+    lora_dtype: DType | None = None,
+) -> Run:
+    """Give the run as the recipe trains it: its types, its adapters and its base.
 
     Args:
-        dtype, precision: as a user gave them, None for the recipe's own.
+        dtype, precision, lora_dtype: as a user gave them, None for the recipe's own.
+
+    Raises InputError for what contradicts the recipe.
     """
-    if dtype is not None and dtype != recipe.compute:
-        raise InputError(
-            f"{dtype} activations contradict recipe {recipe.name}, which computes in {recipe.compute}", where="--dtype"
-        )
+    recipe = recipe.in_type(dtype or recipe.compute)
     run = replace(run, dtype=recipe.compute, precision=_precision(recipe, precision))
-    if recipe.frozen is None:
-        return run
-    adapters = run.adapters or DEFAULT_ADAPTERS
-    if not isinstance(recipe.sharding, Ddp):
-        adapters = replace(adapters, dtype=None)  # what is sharded together is of one type
-    return replace(run, adapters=adapters, quantised=_quantised(run.quantised, recipe))
+    if recipe.frozen is None and run.adapters is None:
+        return checked(run)
+    adapters = replace(run.adapters or DEFAULT_ADAPTERS, dtype=_adapters_dtype(recipe, lora_dtype))
+    run = replace(run, adapters=adapters, quantised=_quantised(run.quantised, recipe))
+    return checked(run, gathered=isinstance(recipe.sharding, Fsdp))
 
 
 def _quantised(given: QuantisedBase | None, recipe: Recipe) -> QuantisedBase | None:
@@ -43,6 +48,40 @@ def _quantised(given: QuantisedBase | None, recipe: Recipe) -> QuantisedBase | N
     if given is None or recipe.base is None:
         return given or recipe.base
     return replace(given, upcast=recipe.base.upcast)
+
+
+def _adapters_dtype(recipe: Recipe, given: DType | None) -> DType:
+    own = recipe.adapters_dtype
+    if given is not None and given != own and recipe.casts_adapters:
+        raise InputError(
+            f"recipe {recipe.name} runs adapters in {own}",
+            where="--lora-dtype",
+            allowed=str(own),
+            hint=recipe.adapters_source,
+        )
+    return given or own
+
+
+def checked(run: Run, *, gathered: bool = False) -> Run:
+    """Give the run back if the type of its frozen base goes with the rest of it.
+
+    gathered: whether the base is cast as it is gathered, so that its type is that of its shards alone.
+    Raises InputError.
+    """
+    base = run.base_dtype
+    if base is None:
+        return run
+    if run.adapters is None:
+        wrong, allowed = "no adapters stand beside a frozen base", "with --lora-rank"
+    elif run.quantised is not None:
+        wrong, allowed = "the base is quantised", "a recipe whose base is not"
+    elif base not in (run.dtype, FP32):
+        wrong, allowed = f"a base in {base} beside products in {run.dtype} is not planned", f"{run.dtype}, {FP32}"
+    elif base != run.dtype and run.precision == "pure" and not gathered:
+        wrong, allowed = f"a base in {base} computes in {base}", f"--dtype {base}, or --precision autocast"
+    else:
+        return run
+    raise InputError(wrong, where="--base-dtype", allowed=allowed)
 
 
 def _precision(recipe: Recipe, given: Precision | None) -> Precision:
@@ -60,14 +99,15 @@ def _precision(recipe: Recipe, given: Precision | None) -> Precision:
 
 
 def around_frozen(recipe: Recipe, run: Run) -> Recipe:
-    """The recipe for a run with adapters: its quantised base, and what is not trained in the type of the products."""
+    """The recipe for a run with adapters: its quantised base, and what is not trained in the type of the products,
+    unless the run says otherwise (`Run.base_dtype`)."""
     if run.adapters is None:
         return recipe
     if recipe.base != run.quantised:
         recipe = dataclasses.replace(recipe, base=run.quantised)
-    if recipe.frozen is not None or recipe.autocast_cache:
+    if recipe.frozen is not None and run.base_dtype is None:
         return recipe
-    return dataclasses.replace(recipe, frozen=recipe.compute)
+    return dataclasses.replace(recipe, frozen=run.base_dtype or recipe.compute)
 
 
 def default_recipe(run: Run) -> str:

@@ -230,7 +230,8 @@ def _recipe(run: Run, name: str, cost: str) -> Change:
     def apply(run: Run, job: Job) -> tuple[Run, Job]:
         recipe: Recipe = dataclasses.replace(load_recipe(name), optimizer=job.recipe.optimizer)
         run = replace(run, mesh=replace(run.mesh, dp=ranks), precision="pure")
-        return under(run, recipe), replace(job, recipe=recipe)
+        dtype = run.dtype if run.dtype in recipe.types else None
+        return under(run, recipe, dtype=dtype), replace(job, recipe=recipe)
 
     return Change(f"--recipe {name}{more}", cost + (f"; {ranks} GPUs" if more else ""), apply, not more)
 

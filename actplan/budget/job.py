@@ -32,8 +32,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     offload_activations: bool = False
 
     def recipe_of(self, run: Run) -> Recipe:
-        """The recipe, with the micro-batches it accumulates; a run under autocast counts the copies of weights."""
-        recipe = around_frozen(self.recipe, run)
+        """The recipe in the run's type, with the micro-batches it accumulates; a run under autocast counts the copies
+        of weights."""
+        recipe = self.recipe.in_type(run.dtype) if run.dtype in self.recipe.types else self.recipe
+        recipe = around_frozen(recipe, run)
         several = self.microbatches if self.microbatches is not None else 2 if run.mesh.pp > 1 else 1
         if several > recipe.accumulation_steps:
             recipe = dataclasses.replace(recipe, accumulation_steps=several)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ..errors import InputError
 from ..report import Report
 from ..spec import Model, Run
-from ..units import parse_bytes, parse_count, parse_tokens
+from ..units import parse_bytes, parse_count, parse_dtype, parse_tokens
 from .options import BudgetOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -44,10 +44,13 @@ def settled_point(model: Model, settings: Run, given: RunOptions, options: Budge
 
 def trained(model: Model, settings: Run, given: RunOptions, recipe: str | None) -> Run:
     """A run as a recipe trains it; `given`: what the user said of its types and its base."""
-    if recipe is None:
+    if recipe is None and settings.base_dtype is None:
         return given.based(settings, model)
     from ..recipes import load_recipe
-    from ..running import under
+    from ..running import checked, under
+
+    if recipe is None:
+        return given.based(checked(settings), model)
 
     dtype = settings.dtype if given.dtype is not None else None
     precision = settings.precision if given.precision is not None else None
@@ -56,7 +59,9 @@ def trained(model: Model, settings: Run, given: RunOptions, recipe: str | None) 
         raise InputError(
             f"recipe {recipe} quantises its base", where="--quantise", allowed="another base, or --recipe lora"
         )
-    return given.based(under(settings, found, dtype=dtype, precision=precision), model, found)
+    lora_dtype = None if given.lora_dtype is None else parse_dtype(given.lora_dtype, "--lora-dtype")
+    run = under(settings, found, dtype=dtype, precision=precision, lora_dtype=lora_dtype)
+    return given.based(run, model, found)
 
 
 def with_budget(report: Report, model: Model, run: Run, options: BudgetOptions) -> Report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,8 @@ from typer import Option
 from ..errors import InputError
 from ..mesh import Mesh
 from ..spec import LOSSES, FakeQuantised, Frozen, Lora, Model, Run
-from ..units import parse_count
-from .axes import RUN_AXES, RunAxis
+from ..units import parse_count, parse_dtype
+from .axes import MAX_DIGITS, RUN_AXES, RunAxis
 
 if TYPE_CHECKING:
     from ..ledgerfile import Ledger
@@ -160,6 +161,19 @@ class RunOptions:
     lora_save: Annotated[
         str | None, Option("--lora-save", metavar="NAMES", help="Modules trained in full beside them.")
     ] = None
+    lora_dtype: Annotated[
+        str | None,
+        Option("--lora-dtype", metavar="fp32|bf16|fp16", help="Type that adapters run in (default: the recipe's)."),
+    ] = None
+    lora_dropout: Annotated[
+        str | None, Option("--lora-dropout", metavar="P", help="Share of the adapters' inputs that is dropped.")
+    ] = None
+    base_dtype: Annotated[
+        str | None,
+        Option(
+            "--base-dtype", metavar="DTYPE", help="Type of the frozen base: fp32 under autocast, or in FSDP's shards."
+        ),
+    ] = None
     dora: Annotated[bool, Option("--dora", help="A magnitude for each output of an adapted linear.")] = False
     quantise: Annotated[
         str | None,
@@ -276,6 +290,7 @@ class RunOptions:
             hold_logits=self.hold_logits,
             loss_chunks=self._loss_chunks(),
             adapters=self._adapters(),
+            base_dtype=None if self.base_dtype is None else parse_dtype(self.base_dtype, "--base-dtype"),
             frozen=self._frozen(),
             fake_quantised=self._fake_quantised(),
             input_require_grads=self.input_require_grads,
@@ -294,14 +309,18 @@ class RunOptions:
 
     def _adapters(self) -> Lora | None:
         """What the options of LoRA say, None where there are none."""
-        if not (self.lora_rank or self.lora_targets or self.lora_save or self.dora):
+        given = (self.lora_rank, self.lora_targets, self.lora_save, self.lora_dtype, self.lora_dropout)
+        if not self.dora and all(one is None for one in given):
             return None
         default = Lora()
+        dtype = default.dtype if self.lora_dtype is None else parse_dtype(self.lora_dtype, "--lora-dtype")
         return Lora(
             rank=default.rank if self.lora_rank is None else parse_count(self.lora_rank, "--lora-rank"),
             targets=_names(self.lora_targets, "--lora-targets") or default.targets,
             modules_to_save=_names(self.lora_save, "--lora-save"),
             dora=self.dora,
+            dtype=dtype,
+            dropout=_probability(self.lora_dropout, "--lora-dropout"),
         )
 
     def _fake_quantised(self) -> FakeQuantised | None:
@@ -399,6 +418,17 @@ def _names(text: str | None, flag: str) -> tuple[str, ...]:
     if not all(names):
         raise InputError(f"{text[:64]!r} names nothing between two commas", where=flag, allowed="names, such as q_proj")
     return names
+
+
+def _probability(text: str | None, flag: str) -> float:
+    """A probability, 0 where none is given (torch/nn/modules/dropout.py takes 0 to 1)."""
+    if text is None:
+        return 0.0
+    if len(text) > MAX_DIGITS or not re.fullmatch(r"\d*\.?\d+", text.strip()) or float(text) >= 1:
+        raise InputError(
+            f"{text[:64]!r} is no probability", where=flag, allowed="a number from 0 to below 1 such as 0.05"
+        )
+    return float(text)
 
 
 def _only(axis: RunAxis, values: Sequence[object]) -> object:

@@ -111,6 +111,11 @@ def _trained_how(run: Run) -> dict[str, Any]:
         saved = f", {' and '.join(lora.modules_to_save)} in full" if lora.modules_to_save else ""
         kind = "dora" if lora.dora else "lora"
         said["adapters"] = f"{kind} of rank {lora.rank} on {', '.join(lora.targets)}{saved}"
+        said["lora_dtype"] = str(lora.dtype or run.residual_dtype)
+        if lora.dropout:
+            said["lora_dropout"] = lora.dropout
+        if run.quantised is None:
+            said["base_dtype"] = str(run.base_dtype or run.dtype)
     if run.quantised is not None:
         from ..quantising import describe
 

@@ -23,7 +23,7 @@ from .kernels import kernels
 from .names import NO_POSITION_IDS, POSITIONAL_MASK, VIEWED_IDS, names_of
 from .norm import norm
 from .scope import Scope
-from .training import expert_weight, projection, trains
+from .training import check_scaled, expert_weight, projection, trains
 
 
 class Walk(msgspec.Struct):
@@ -101,6 +101,7 @@ def walk(
     with tape.autocasting(run.autocast_dtype):
         loss, held = _forward(m, model, run, segments, keeps, stepper, numbers or range(model.num_layers))
     _check_parts(m, model)
+    check_scaled(tape, run)
     if not run.trains_all:
         tape.settle()
     result.end_forward_bytes = tape.meter.live

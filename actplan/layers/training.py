@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..autograd import Tape
+from ..errors import InputError
 from ..spec import Frozen, Run
+from ..units import FP16
 from .scope import TRAINED_COPY, ExpertWeight, Projection, plain_linear
 
 
@@ -20,6 +23,20 @@ def trains(run: Run) -> Callable[[str], bool]:
         return not freezes(frozen, path)
 
     return trained
+
+
+def check_scaled(tape: Tape, run: Run) -> None:
+    """Raise InputError where autocast to fp16 trains a weight in fp16: loss scaling unscales gradients in fp32 alone
+    (torch/amp/grad_scaler.py, `_unscale_grads_`: "Attempting to unscale FP16 gradients")."""
+    if run.autocast_dtype is not FP16:
+        return
+    wrong = next((path for path, p in tape.parameters.items() if p.requires_grad and p.dtype is FP16), None)
+    if wrong is not None:
+        raise InputError(
+            f"loss scaling refuses fp16 gradients, and {wrong} is trained in fp16",
+            where="--lora-save" if TRAINED_COPY in wrong else "--lora-dtype",
+            allowed="--base-dtype fp32" if TRAINED_COPY in wrong else "fp32",
+        )
 
 
 def freezes(frozen: Frozen, path: str) -> bool:

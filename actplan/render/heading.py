@@ -30,12 +30,20 @@ def short_pattern(model: ModelInfo) -> str:
     return " + ".join(f"{count} {kind}" for kind, count in model.layer_kinds.items())
 
 
+def _adapters(run: RunInfo) -> str:
+    """`lora of rank 16 on q_proj, v_proj, in fp32 with dropout 0.05 on a bf16 base`."""
+    dropout = "" if run.lora_dropout is UNSET else f" with dropout {run.lora_dropout:g}"
+    base = "" if run.base_dtype is UNSET else f" on a {run.base_dtype} base"
+    return f"{run.adapters}, in {run.lora_dtype}{dropout}{base}"
+
+
 def run_line(run: RunInfo) -> str:
     """`1 × 8,192 tokens · bf16 · hf modules, sdpa, fla · naive loss`, and the policy where one is chosen."""
     parts = [
         f"{whole(run.micro_batch_size)} × {whole(run.sequence_length)} tokens",
         run.dtype if run.precision is UNSET else f"{run.dtype} {run.precision}",
-        *(part for part in (run.adapters, run.quantised) if part is not UNSET),
+        *([] if run.adapters is UNSET else [_adapters(run)]),
+        *([] if run.quantised is UNSET else [run.quantised]),
         *([f"rounded {run.fake_quantised}"] if run.fake_quantised is not UNSET else []),
         f"{run.kernels} modules, {run.attention}, {run.linear_attention}",
         *_loss(run),

@@ -28,14 +28,16 @@ generator's state, a CPU's takes a mask."""
 
 
 Precision = Literal["pure", "autocast"]
-"""pure: everything in one type. autocast: fp32 weights, matrix products under `torch.autocast` of the run's type."""
+"""pure: everything in one type. autocast: matrix products under `torch.autocast` of the run's type, over fp32 weights,
+or, where adapters are trained, over a frozen base in that type (`Run.base_dtype`)."""
 
 
 class Lora(Spec, frozen=True):
     """Low-rank adapters on a frozen model (Hu et al., arXiv 2106.09685), as peft builds them.
 
-    targets: names of linears, or `all-linear`. dtype: of the adapters, None for the model's own (peft makes them
-    fp32 unless told otherwise, `autocast_adapter_dtype`). dora: a magnitude for each output (arXiv 2402.09353).
+    targets: names of linears, or `all-linear`. dtype: of the adapters where they run, None for the model's own (peft
+    makes them fp32 unless told otherwise, `autocast_adapter_dtype`; a recipe may cast them, `actplan.running.under`).
+    dropout: the share of an adapter's inputs that is dropped. dora: a magnitude for each output (arXiv 2402.09353).
     modules_to_save: modules of which a copy is trained in full. layers: only these (`layers_to_transform`).
     """
 
@@ -94,6 +96,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     It matters under expert parallelism only: on one rank there are T · top_k rows however they are routed."""
     precision: Precision = "pure"
     adapters: Lora | None = None
+    base_dtype: DType | None = None
+    """The type of a frozen base beside adapters, where it is not the one that products run in: fp32 under autocast,
+    and as FSDP stores it."""
     quantised: QuantisedBase | None = None
     fake_quantised: FakeQuantised | None = None
     frozen: Frozen = Frozen()
@@ -110,8 +115,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def residual_dtype(self) -> DType:
         """The type of norms, embeddings and so of the residual stream: of whatever `quantised` leaves alone."""
-        upcast = self.quantised is not None and self.quantised.upcast
-        return FP32 if upcast or (self.precision == "autocast" and self.quantised is None) else self.dtype
+        if self.quantised is not None:
+            return FP32 if self.quantised.upcast else self.dtype
+        if self.precision == "pure":
+            return self.dtype
+        return FP32 if self.adapters is None else self.base_dtype or self.dtype
 
     @property
     def loss_kind(self) -> LossKind:

@@ -112,6 +112,7 @@ def on_an_a6000(record: dict[str, Any]) -> Budget:
         device="cuda",
         hold_logits=True,
         precision="autocast" if "amp" in name else "pure",
+        base_dtype=FP32 if "amp" in name and adapted else None,
         adapters=Lora(rank=16, targets=targets, dtype=FP32) if adapted else None,
         checkpoint=EveryLayer() if "ckpt" in name else NoCheckpoint(),
     )

@@ -437,3 +437,113 @@ def test_the_devices_that_are_known() -> None:
     said = refused("gpus", "h10")
     assert said == "--gpu: unknown GPU 'h10'; did you mean 'h100'?; allowed: a name that `actplan gpus` lists"
     assert refused("estimate", *SMALL, "--gpu", "h10") == said
+
+
+# --- adapters in the type that a recipe gives them --------------------------------------------------------------------
+
+ADAPTED = (*SMALL, "--lora-rank", "8", "--lora-targets", "all-linear")
+
+
+@pytest.mark.parametrize(
+    ("words", "lora", "base"),
+    [
+        ("lora", "fp32", "bf16"),
+        ("lora --lora-dtype bf16", "bf16", "bf16"),
+        ("lora --dtype fp16", "fp32", "fp16"),
+        ("lora --dtype fp32", "fp32", "fp32"),
+        ("lora --precision autocast", "fp32", "bf16"),
+        ("lora --precision autocast --dtype fp16", "fp32", "fp16"),
+        ("lora --precision autocast --base-dtype fp32", "fp32", "fp32"),
+        ("autocast", "fp32", "bf16"),
+        ("autocast --dtype fp16", "fp32", "fp16"),
+        ("fp16", "fp32", "fp16"),
+        ("bf16", "bf16", "bf16"),
+        ("fsdp", "bf16", "bf16"),
+        ("fsdp --dtype fp16", "fp16", "fp16"),
+        ("fsdp --base-dtype fp32", "bf16", "fp32"),
+        ("zero-2", "bf16", "bf16"),
+        ("zero-3 --dtype fp16", "fp16", "fp16"),
+        ("megatron-bf16", "bf16", "bf16"),
+        ("megatron-fp16", "fp16", "fp16"),
+        ("qlora", "fp32", None),
+        ("qlora --dtype fp16 --lora-dtype fp16", "fp16", None),
+    ],
+)
+def test_a_recipe_gives_adapters_their_type(words: str, lora: str, base: str | None) -> None:
+    run = result("estimate", *ADAPTED, "--recipe", *words.split())["run"]
+    assert run["lora_dtype"] == lora
+    assert run.get("base_dtype") == base
+
+
+def test_what_a_framework_casts_keeps_no_wide_copies_of_inputs() -> None:
+    def saved(*words: str) -> int:
+        saved_bytes: int = result("estimate", *ADAPTED, *words)["estimates"]["autograd"]["saved_bytes"]
+        return saved_bytes
+
+    in_bf16 = saved("--recipe", "lora", "--lora-dtype", "bf16")
+    for recipe in ("fsdp", "zero-0", "zero-3", "megatron-bf16", "bf16"):
+        assert saved("--recipe", recipe) == in_bf16
+    assert saved("--recipe", "zero-1", "--dtype", "fp16") == in_bf16
+    assert in_bf16 < saved("--recipe", "lora", "--precision", "autocast") < saved("--recipe", "lora")
+    assert saved("--recipe", "autocast") == saved("--recipe", "lora", "--precision", "autocast")
+
+
+def test_autocast_leaves_a_base_in_16_bits() -> None:
+    words = ("estimate", "--preset", "llama-3-8b", "--seq", "512", "--lora-rank", "16")
+    held = {}
+    for more in ("autocast", "lora --precision autocast", "autocast --base-dtype fp32"):
+        lines = result(*words, "--recipe", *more.split())["budget"]["lines"]
+        held[more] = next(line["bytes"] for line in lines if line["name"] == "frozen weights")
+    assert held["autocast"] == held["lora --precision autocast"] == 2 * 8_030_261_248
+    assert held["autocast --base-dtype fp32"] == 2 * held["autocast"]
+
+
+def test_adapters_are_stored_as_each_framework_stores_them() -> None:
+    """Values of an adapter on one rank: 4 bytes in FSDP's shards and under peft alone, 2 under DeepSpeed, which has
+    an fp32 master copy beside them."""
+    trained = 8 * sum((2 * (2048 + 2048), 2 * (2048 + 512), 3 * (2048 + 8192))) * 4
+    for recipe, weights, master in (("lora", 4, 0), ("fsdp", 4, 0), ("zero-1", 2, 4), ("bf16", 2, 0)):
+        lines = result("estimate", *ADAPTED, "--recipe", recipe)["budget"]["lines"]
+        found = {line["name"]: line["bytes"] for line in lines}
+        assert found["weights"] == weights * trained
+        assert found.get("master weights", 0) == master * trained
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("fsdp --lora-dtype fp32", "recipe fsdp runs adapters in bf16"),
+        ("zero-2 --lora-dtype fp32", "deepspeed/runtime/engine.py"),
+        ("lora --base-dtype fp32", "a base in fp32 computes in fp32"),
+        ("qlora --base-dtype fp32", "the base is quantised"),
+        ("lora --base-dtype fp16", "a base in fp16 beside products in bf16 is not planned"),
+        ("lora --lora-dropout 1", "is no probability"),
+        ("lora --lora-dropout x", "is no probability"),
+        ("megatron-bf16 --dtype fp16", "contradict recipe megatron-bf16"),
+        ("lora --dtype fp16 --precision autocast --lora-dtype fp16", "loss scaling refuses fp16 gradients"),
+        ("fp16 --lora-save lm_head", "loss scaling refuses fp16 gradients"),
+    ],
+)
+def test_types_of_adapters_that_cannot_be(words: str, said: str) -> None:
+    assert said in refused("estimate", *ADAPTED, "--recipe", *words.split())
+
+
+def test_a_frozen_base_needs_adapters() -> None:
+    assert "--base-dtype: no adapters" in refused("estimate", *SMALL, "--base-dtype", "fp32")
+
+
+def test_adapters_drop_their_inputs() -> None:
+    """A mask of one byte a value on a GPU, and the dropped input in the place of the plain one; the first layer's
+    input needs no gradient, so that its mask is not kept."""
+
+    def saved(*words: str) -> int:
+        more = ("--recipe", "lora", "--device", "cuda", "--lora-targets", "q_proj", *words)
+        saved_bytes: int = result("estimate", *SMALL, *more)["estimates"]["autograd"]["saved_bytes"]
+        return saved_bytes
+
+    run = result("estimate", *ADAPTED, "--recipe", "lora", "--lora-dropout", "0.05")["run"]
+    assert run["lora_dropout"] == 0.05
+    assert saved("--lora-dropout", "0") == saved()
+    values = 2048 * 1024 * 3
+    assert saved("--lora-dropout", "0.1") - saved() == values
+    assert saved("--lora-dropout", "0.1", "--lora-dtype", "bf16") - saved("--lora-dtype", "bf16") == values

@@ -87,6 +87,8 @@ def _run(r: Record) -> Run:
         fake_quantised=FakeQuantised() if r.get("fake_quantised") else None,
         frozen=Frozen(parts=tuple(part.removeprefix("model.") for part in r.get("frozen", ()))),
         input_require_grads=r.get("input_require_grads", False),
+        # these records' models were loaded in fp32 where they run under autocast
+        base_dtype=FP32 if r["precision"] == "autocast" and "lora" in r and four_bit is None else None,
     )
 
 
@@ -135,6 +137,8 @@ RUNS = {
     "four-bit": Run(adapters=Lora(), quantised=QuantisedBase()),
     "four-bit-autocast": Run(adapters=Lora(), quantised=QuantisedBase(), precision="autocast", dtype=FP16),
     "lora-autocast": Run(adapters=Lora(), precision="autocast"),
+    "lora-autocast-fp32-base": Run(adapters=Lora(), precision="autocast", base_dtype=FP32),
+    "lora-in-the-base's-type": Run(adapters=Lora(dtype=None, dropout=0.1)),
     "first-layers": Run(frozen=Frozen(first_layers=5, parts=("embed_tokens",))),
     "embedding": Run(frozen=Frozen(parts=("embed_tokens",))),
     "fake-quantised": Run(fake_quantised=FakeQuantised()),
@@ -263,6 +267,7 @@ def test_a6000_steps_as_measured(r: Record) -> None:
         padding_mask=True,
         hold_logits=True,
         precision="autocast" if "amp" in r["id"] else "pure",
+        base_dtype=FP32 if "amp" in r["id"] and "lora" in r["id"] else None,
         adapters=Lora(targets=("q_proj", "k_proj", "v_proj", "o_proj")) if "lora" in r["id"] else None,
     )
     policy = policies.EveryK(1) if r["id"].endswith("ckpt") else policies.NoCheckpoint()
