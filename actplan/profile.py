@@ -224,6 +224,8 @@ def _joined(stage: Stage) -> Stage:
 def profile(model: Model, run: Run) -> ModelProfile:
     """Profile every distinct layer of `model` once under `run` (of whose checkpointing only that of parts of a layer
     plays a part)."""
+    if run.input_require_grads is None:  # the same in both runs
+        run = replace(run, input_require_grads=run.embeds_with_gradient(run.checkpoint))
     sampled = sample(model, run)
     distinct, numbers = sampled.model, sampled.numbers
     stored = walk(distinct, run, numbers=numbers)

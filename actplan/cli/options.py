@@ -201,8 +201,12 @@ class RunOptions:
         str | None, Option("--freeze-layers", metavar="N", help="The first N layers are not trained.")
     ] = None
     input_require_grads: Annotated[
-        bool, Option("--input-require-grads", help="Embedded tokens get a gradient (enable_input_require_grads).")
-    ] = False
+        bool | None,
+        Option(
+            "--input-require-grads/--no-input-require-grads",
+            help="Embedded tokens get a gradient (default: where layers are checkpointed, as Transformers has it).",
+        ),
+    ] = None
 
     dp: Annotated[str | None, Option("--dp", metavar="N", help="Data-parallel ranks.")] = None
     tp: Annotated[str | None, Option("--tp", metavar="N", help="Tensor-parallel ranks.")] = None

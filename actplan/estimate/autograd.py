@@ -18,7 +18,16 @@ from ..layers.names import outside_parts
 from ..layers.prediction import part_of
 from ..lifetimes import Lifetimes, fitted
 from ..menus import Menus, menus
-from ..policies import Keeps, Layers, NoCheckpoint, Policy, Segment, kept_outputs, recomputed_parts
+from ..policies import (
+    EveryLayer,
+    Keeps,
+    Layers,
+    NoCheckpoint,
+    Policy,
+    Segment,
+    kept_outputs,
+    recomputed_parts,
+)
 from ..profile import Ascent, LayerProfile, ModelProfile, profile
 from ..report import OutsideLayers, OutsideWithLosses
 from ..spec import Model, Run
@@ -26,11 +35,16 @@ from ..units import FP32, DType
 
 
 class Subject:
-    """A model under one run, whatever is checkpointed of its layers: its profile and chains, made once. Where parts of
-    layers are checkpoints of their own (`policies.Modules`), the layers are those of that run."""
+    """A model under one run, whatever is checkpointed of its layers: its profile and chains, made once.
+
+    Where parts of layers are checkpoints of their own (`policies.Modules`), the layers are those of that run.
+    Where the run leaves open whether embedded tokens get a gradient, it is one of two subjects: what the run's own
+    checkpointing says, which `under` exchanges for the other where a policy says otherwise.
+    """
 
     def __init__(self, model: Model, run: Run) -> None:
-        self.model, self.run = model, run
+        self.model, self.given = model, run
+        self.run = replace(run, input_require_grads=run.embeds_with_gradient(run.checkpoint))
         self._chains: dict[tuple[bool, bool], Chain] = {}
 
     @cached_property
@@ -121,13 +135,23 @@ class Subject:
         """The same with a split backward."""
         return subject(self.model, replace(self.run, split_backward=True))
 
+    def checkpointing(self) -> Subject:
+        """The same where something is checkpointed, for whoever compares schedules on one chain."""
+        fed = self.given.embeds_with_gradient(EveryLayer())
+        if fed == self.run.input_require_grads:
+            return self
+        return subject(self.model, replace(self.given, input_require_grads=fed))
+
     def under(self, policy: Policy) -> Segmented:
         """With the segments that the policy chooses; where nothing is trained a segment keeps nothing."""
         if recomputed_parts(policy) != self.parts:
-            return subject(self.model, replace(self.run, checkpoint=policy)).under(policy)
+            return subject(self.model, replace(self.given, checkpoint=policy)).under(policy)
         if self.parts and self.run.checkpoint_dtype is not None:
             wrong = "parts of a layer keep their inputs as they are"
             raise InputError(wrong, where="--checkpoint-dtype", allowed="with a policy of whole layers")
+        fed = self.given.embeds_with_gradient(policy)
+        if fed != self.run.input_require_grads:
+            return subject(self.model, replace(self.given, input_require_grads=fed)).under(policy)
         layers = self.profile.layers
         segments = uncrossed(policy.segments(self.layers), self.profile.exits)
         chosen = tuple(part for part in segments if layers[part[1]].reached)

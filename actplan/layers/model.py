@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 import msgspec
+from msgspec.structs import replace
 
 from ..autograd import Tape, Tensor, backward, checkpoint
 from ..autograd.meter import rounded
@@ -82,6 +83,8 @@ def walk(
     numbers: what number each layer has in the model that `model` is a sample of.
     """
     tape = tape or Tape()
+    if run.input_require_grads is None:
+        run = replace(run, input_require_grads=bool(segments) and not run.trains_all)
     result = Walk(tape, [StageTrace() for _ in range(model.num_layers + 2)])
     stepper = _Stepper(tape, result.stages)
     tape.device, tape.postpones = run.device, run.split_backward

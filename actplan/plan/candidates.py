@@ -221,7 +221,7 @@ class Candidates:
 
 def candidates(subject: Subject, only: str = "any", *, per_op: bool | None = None) -> Candidates:
     """The one set of candidates of a subject and framework."""
-    return _candidates(subject, only, only in PER_OP_BY_DEFAULT if per_op is None else per_op)
+    return _candidates(subject.checkpointing(), only, only in PER_OP_BY_DEFAULT if per_op is None else per_op)
 
 
 @lru_cache(maxsize=32)

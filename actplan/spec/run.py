@@ -108,9 +108,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """How attention reads a sequence that context parallelism divides."""
     split_backward: bool = False
     """Whether backward leaves the gradients of linears' weights for later, as pipelines without bubbles do."""
-    input_require_grads: bool = False
-    """Whether embedded tokens get a gradient nobody uses (`enable_input_require_grads`), which reentrant
-    checkpointing needs where the embedding is frozen."""
+    input_require_grads: bool | None = None
+    """Whether embedded tokens get a gradient nobody uses (`enable_input_require_grads`), so that frozen layers below
+    all that is trained are reached too. None: where something is checkpointed, as Transformers' own switch turns them
+    on (transformers/modeling_utils.py 5.24, `_activation_checkpointing_enable`)."""
 
     @property
     def residual_dtype(self) -> DType:
@@ -135,6 +136,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def trains_all(self) -> bool:
         """Whether every parameter gets a gradient."""
         return self.adapters is None and self.quantised is None and self.frozen == Frozen()
+
+    def embeds_with_gradient(self, policy: Policy) -> bool:
+        """Whether embedded tokens are made to get a gradient under a policy; False where they get one anyway."""
+        if self.input_require_grads is not None:
+            return self.input_require_grads
+        return not self.trains_all and not isinstance(policy, NoCheckpoint)
 
     @property
     def local_length(self) -> int:
