@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from ..recipes import Recipe
 from ..report import Budget, PhaseBytes, StageBytes
 from ..sharding import Divisors, shard_divisors
 from ..spec import Model, Run
+from ..states import States, Unit, states, units_of
 from ..units import format_gib
 
 Said = Iterator[tuple[str, str]]
@@ -29,6 +30,13 @@ LARGE = 0.1
 def gib(size: float | Fraction) -> str:
     """`12.34 GiB`."""
     return f"{format_gib(round(size))} GiB"
+
+
+def more_or_less(difference: int) -> str:
+    """`1.50 GiB more`, `1.50 GiB less`, or `as much`: a size is never negative."""
+    if not difference:
+        return "as much"
+    return f"{gib(abs(difference))} {'more' if difference > 0 else 'less'}"
 
 
 class Facts:
@@ -73,6 +81,11 @@ class Facts:
     def whole_parameters(self) -> int:
         """Of the whole model."""
         return subject(self.model, Run(sequence_length=1)).profile.num_parameters
+
+    def held(self, picked: Callable[[Parameter], bool]) -> States:
+        """What a rank holds of the parameters that are picked, on whichever pipeline stage they lie."""
+        units = [Unit(u.name, u.kind, tuple(filter(picked, u.parameters))) for u in units_of(self.profile)]
+        return states(units, self.recipe, replace(self.mesh, pp=1, vpp=1))
 
     def phase(self, name: str) -> PhaseBytes:
         return next(phase for phase in self.found.phases if phase.phase == name)

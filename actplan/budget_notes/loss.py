@@ -24,7 +24,8 @@ def loss_notes(facts: Facts) -> Said:
 
 def _made(facts: Facts) -> DType:
     """The type in which the output projection, or what follows it at once, makes the logits."""
-    return FP32 if facts.model.head.fp32 else facts.run.dtype
+    run = facts.run
+    return FP32 if facts.model.head.fp32 else run.autocast_dtype or run.residual_dtype
 
 
 def _share(facts: Facts) -> Said:
@@ -60,13 +61,14 @@ def _copies(facts: Facts) -> Said:
     copies = [f"logits in {made} {gib(low)}{each}"]
     if made != FP32:
         copies.append(f"the same in fp32 {gib(wide)}")
+    follows = f"follows from --dtype {run.dtype}" if made == run.dtype else "is that of the output projection"
     copies += [f"log-probabilities in fp32 {gib(wide)}", f"in backward gradients of both, {gib(wide)} a copy in fp32"]
     beside = f"; the two fp32 ones are more than what all layers keep ({gib(stored)})" if more else ""
     yield (
         "logits-copies",
         f"the naive loss makes, for {run.tokens:,} tokens × {facts.model.vocab_size:,} words: "
-        f"{', '.join(copies)}{beside}. Their type is a choice: {made} follows from --dtype "
-        f"{run.dtype}, head.fp32 makes them fp32 at once. Chunking the loss behind the head lowers none of the logits "
+        f"{', '.join(copies)}{beside}. Their type is a choice: {made} {follows}, "
+        f"head.fp32 makes them fp32 at once. Chunking the loss behind the head lowers none of the logits "
         f"themselves: only a loss fused with the projection, or a head that itself runs in chunks, does "
         f"(--loss {FUSED})",
     )

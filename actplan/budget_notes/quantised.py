@@ -9,7 +9,7 @@ from ..sharding import Fsdp, Zero
 from ..spec import QuantisedBase
 from ..spec.quantised import NO_INPUTS_KEPT
 from ..states.shards import divides_base
-from .facts import Facts, Said, gib
+from .facts import Facts, Said, gib, more_or_less
 
 
 def quantised_notes(facts: Facts) -> Said:
@@ -29,11 +29,11 @@ def _upcast(facts: Facts, base: QuantisedBase) -> Said:
     if not base.upcast and divides_base(facts.recipe, base):
         return
     other = facts.with_run(quantised=replace(base, upcast=not base.upcast))
-    more = (facts.found.total_bytes - other) * (1 if base.upcast else -1)
-    now, then = ("fp32", f"--recipe qlora-plain leaves them {facts.run.dtype}: {gib(more)} less")
+    difference = more_or_less(other - facts.found.total_bytes)
+    now, then = ("fp32", f"--recipe qlora-plain leaves them {facts.run.dtype}: {difference}")
     if not base.upcast:
         prepared = "prepare_model_for_kbit_training (--recipe qlora)"
-        now, then = (str(facts.run.dtype), f"{prepared} makes them fp32: {gib(more)} more")
+        now, then = (str(facts.run.dtype), f"{prepared} makes them fp32: {difference}")
     yield (
         "kbit-upcast",
         f"norms, embedding and head of the quantised model are in {now}, and so the residual stream between layers; "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from msgspec import UNSET
 
 from ..spec import Layer, Moe
@@ -38,17 +36,20 @@ def _experts(facts: Facts) -> Said:
     total, active = facts.whole_parameters, _active(facts)
     if active == total:
         return
-    said = f"all {total:,} parameters have weights, gradients and states, not the {active:,} that a token meets"
-    if facts.mesh.ep * facts.mesh.pp > 1:
-        step = facts.phase("optimizer_step")
-        size = step.parameters_bytes + step.gradients_bytes + step.optimizer_bytes
-        yield "moe-total", f"{said}; what this rank holds of them is {gib(size)}"
-        return
-    per = facts.recipe.per_parameter(facts.mesh.data_ranks).total
+    frozen = any(not p.trainable for p in facts.parameters)
+    what = (
+        "weights (gradients and states are for the trained ones alone)" if frozen else "weights, gradients and states"
+    )
+    step = facts.phase("optimizer_step")
+    size = step.parameters_bytes + step.gradients_bytes + step.optimizer_bytes
+    beside = ""
+    if facts.mesh.pp == 1:
+        idle = _idle_share(facts) * facts.held(lambda p: p.expert).static_bytes
+        beside = f", {gib(idle)} of it for experts that one token does not meet"
     yield (
         "moe-total",
-        f"{said}: at {float(per):.2f} bytes a parameter on this rank {gib(total * per / facts.mesh.tp)}, where the "
-        f"active ones alone would be {gib(active * per / facts.mesh.tp)}",
+        f"all {total:,} parameters have {what}, not the {active:,} that a token meets: this rank holds "
+        f"{gib(size)}{beside}",
     )
 
 
@@ -56,6 +57,13 @@ def _active(facts: Facts) -> int:
     """Parameters that one token meets."""
     idle = sum(_idle(layer, facts.model.hidden_size) for layer in facts.model.layers)
     return facts.whole_parameters - idle
+
+
+def _idle_share(facts: Facts) -> float:
+    """The share of the experts that one token does not meet."""
+    networks = [layer.mlp for layer in facts.model.layers if isinstance(layer.mlp, Moe)]
+    met, there = sum(mlp.num_experts_per_tok for mlp in networks), sum(mlp.num_experts for mlp in networks)
+    return 1 - met / there
 
 
 def _idle(layer: Layer, hidden: int) -> int:
@@ -96,23 +104,12 @@ def _host(facts: Facts) -> Said:
 
 
 def _paged(facts: Facts) -> Said:
-    moments = [p for p in facts.parameters if p.trainable]
-    if "paged" not in facts.recipe.optimizer.name or not moments:
+    size = 0 if facts.recipe.offload.optimizer else facts.held(lambda p: p.trainable).paged_bytes
+    if not size:
         return
-    size = 2 * sum(p.numel for p in moments) * (1 if "8bit" in facts.recipe.optimizer.name else 4)
     yield (
         "paged-states",
         f"about {gib(size)} of optimizer states are in CUDA managed memory: outside PyTorch's allocator and these "
         "totals, "
         f"on the device while it has room, in host memory when it has none",
     )
-
-
-def trained_bytes(facts: Facts, names: tuple[str, ...]) -> tuple[int, Fraction]:
-    """Values of the trained parameters whose path has one of these names, and bytes for each of them."""
-    picked = [p for p in facts.parameters if p.trainable and any(f".{n}." in f".{p.name}." for n in names)]
-    count = sum(p.numel for p in picked)
-    if not count:
-        return 0, Fraction(0)
-    held = sum(p.numel * p.dtype.itemsize for p in picked)
-    return count, Fraction(4 * held, count)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ..estimate.autograd import subject
+from ..ops.linear import WEIGHT
 from ..policies import NoCheckpoint
-from .facts import LARGE, Facts, Said, gib
+from ..profile import Parameter
+from ..units import FP16, FP32
+from .facts import LARGE, Facts, Said, gib, more_or_less
 from .quantised import quantised_notes
-from .states import trained_bytes
 
 
 def tuning_notes(facts: Facts) -> Said:
     """All that apply."""
     yield from _no_gradient(facts)
     yield from _frozen_trunk(facts)
+    yield from _adapters(facts)
     yield from _saved_modules(facts)
     yield from quantised_notes(facts)
     yield from _casts(facts)
@@ -25,15 +28,31 @@ def tuning_notes(facts: Facts) -> Said:
 def _no_gradient(facts: Facts) -> Said:
     """Checkpointing whose first input needs no gradient."""
     trained = any(p.trainable for p in facts.profile.embedding.parameters)
-    if not facts.checkpoints or trained or facts.run.input_require_grads:
+    given = facts.run.input_require_grads
+    if not facts.checkpoints or trained or given:
         return
     without = facts.with_run(checkpoint=NoCheckpoint())
+    use = "use use_reentrant=False, or enable_input_require_grads() (--input-require-grads)"
+    if given is None:
+        use = f"Transformers' own switch makes it need one, as counted here{_below(facts)}; elsewhere {use}"
     yield (
         "checkpoint-needs-grad",
         f"the embedding is frozen, so the first layers' input needs no gradient: reentrant checkpointing then trains "
         f"nothing in them ('None of the inputs have requires_grad=True') and frameworks that notice keep everything: "
-        f"{gib(without)} in place of {gib(facts.found.total_bytes)}. Use use_reentrant=False, or "
-        f"enable_input_require_grads() (--input-require-grads), and check that gradients are not None",
+        f"{gib(without)} in place of {gib(facts.found.total_bytes)}; {use}, and check that gradients are not None",
+    )
+
+
+def _below(facts: Facts) -> str:
+    """What frozen layers below all that is trained keep, since their input is made to need a gradient."""
+    plain = subject(facts.model, replace(facts.run, input_require_grads=False)).under(facts.run.checkpoint)
+    count = sum(not layer.reached for layer in plain.profile.layers)
+    if not count:
+        return ""
+    size = facts.chosen.saved_bytes - plain.saved_bytes
+    return (
+        f": the {count} layers below all that is trained keep {gib(size)} for it and run again, which "
+        f"torch.utils.checkpoint alone does not ask for (--no-input-require-grads)"
     )
 
 
@@ -62,14 +81,42 @@ def _saved_modules(facts: Facts) -> Said:
     lora = facts.run.adapters
     if lora is None or not lora.modules_to_save:
         return
-    count, each = trained_bytes(facts, tuple(lora.modules_to_save))
+    names = lora.modules_to_save
+
+    def saved(p: Parameter) -> bool:
+        return p.trainable and any(f".{name}." in f".{p.name}." for name in names)
+
+    count = sum(p.numel for p in facts.parameters if saved(p))
     if not count:
         return
+    held = facts.held(saved)
+    size = held.static_bytes + held.paged_bytes
     yield (
         "saved-modules",
-        f"{', '.join(lora.modules_to_save)} trained in full beside the adapters: {count:,} parameters at "
-        f"{float(each):g} bytes each (weight, gradient and two moments in their own type), {gib(count * each)}, and "
-        "the frozen originals stay in memory too",
+        f"{', '.join(names)} trained in full beside the adapters: {count:,} parameters at {size / count:.3g} bytes "
+        f"each on this rank (weight, gradient and optimizer states), {gib(size)}, and the frozen originals stay in "
+        f"memory too",
+    )
+
+
+def _adapters(facts: Facts) -> Said:
+    """In which type adapters run, and what the other one would keep."""
+    run = facts.run
+    lora = run.adapters
+    if lora is None:
+        return
+    own = lora.dtype or run.residual_dtype
+    other = run.dtype if own == FP32 else FP32
+    if own == other or run.autocast_dtype == FP16:  # loss scaling takes fp32 alone
+        return
+    with_other = subject(facts.model, replace(run, adapters=replace(lora, dtype=other))).under(run.checkpoint)
+    difference = with_other.saved_bytes - facts.chosen.saved_bytes
+    fixed = facts.recipe.casts_adapters
+    how = "peft alone" if fixed else f"--lora-dtype {other}"
+    yield (
+        "lora-dtype",
+        f"adapters run in {own} ({facts.recipe.adapters_source}); in {other} ({how}) backward would keep "
+        f"{more_or_less(difference)}, each adapted linear its input in that type",
     )
 
 
@@ -77,13 +124,15 @@ def _casts(facts: Facts) -> Said:
     run = facts.run
     if run.precision != "autocast":
         return
-    matrices = [p for p in facts.parameters if len(p.shape) >= 2 and p.dtype.itemsize > run.dtype.itemsize]
-    lookup = sum(p.numel for p in facts.profile.embedding.parameters if len(p.shape) >= 2)
-    values = sum(p.numel for p in matrices) - (0 if facts.model.tie_word_embeddings else lookup)
+    # a weight that is saved as it is held is no row of the ledger: these are copies
+    stages = facts.subject.under(NoCheckpoint()).profile.stages
+    copies = sum(row.nbytes * row.count for stage in stages for row in stage.saved if row.reason == WEIGHT)
+    if not copies:
+        return
     yield (
         "autocast-copies",
-        f"autocast makes {run.dtype} copies of the fp32 matrices, {gib(values * run.dtype.itemsize)} for all, which "
-        f"backward needs: they are counted among the activations, and under checkpointing live until the forward ends "
+        f"autocast makes {run.dtype} copies of the fp32 matrices, of which backward needs {gib(copies)} in all: they "
+        f"are counted among the activations; under checkpointing those of trained matrices live until the forward ends "
         f"(aten/src/ATen/autocast_mode.cpp: cached_cast)",
     )
 
@@ -93,11 +142,11 @@ def _rounded(facts: Facts) -> Said:
     if facts.run.fake_quantised is None:
         return
     plain = subject(facts.model, replace(facts.run, fake_quantised=None)).under(NoCheckpoint())
-    more = facts.subject.under(NoCheckpoint()).saved_bytes - plain.saved_bytes
+    more = more_or_less(facts.subject.under(NoCheckpoint()).saved_bytes - plain.saved_bytes)
     what = "weights and inputs" if facts.run.fake_quantised.activations else "weights"
     yield (
         "qat-copies",
-        f"rounding {what} keeps rounded copies and masks of what was clipped: {gib(more)} more for backward where "
+        f"rounding {what} keeps rounded copies and masks of what was clipped: {more} for backward where "
         f"layers are stored; nothing is in few bits, and gradients and optimizer states are of the whole weights",
     )
 

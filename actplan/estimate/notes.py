@@ -179,7 +179,7 @@ def _mask(model: Model, run: Run) -> Said:
 def _device(model: Model, run: Run, chosen: Segmented) -> Said:
     """Dropout masks and LayerNorm statistics differ between PyTorch's CPU and CUDA kernels."""
     normed = model.norm.startswith("layer") or any(layer.norm.startswith("layer") for layer in model.layers)
-    if run.device != "cpu" or not (normed or _drops(model)):
+    if run.device != "cpu" or not (normed or _drops(model, run)):
         return
     on_cuda = segmented(model, replace(run, device="cuda"), run.checkpoint)
     if on_cuda.saved_bytes != chosen.saved_bytes:
@@ -191,8 +191,10 @@ def _device(model: Model, run: Run, chosen: Segmented) -> Said:
         )
 
 
-def _drops(model: Model) -> bool:
-    """Whether dropout is active anywhere."""
+def _drops(model: Model, run: Run) -> bool:
+    """Whether dropout is active anywhere, before adapters too."""
+    if run.adapters is not None and run.adapters.dropout:
+        return True
     rates = [model.embedding.dropout, model.residual.dropout]
     rates += [layer.mixer.dropout for layer in model.layers if isinstance(layer.mixer, Attention)]
     return any(rates)
@@ -212,7 +214,7 @@ def _recomputation(model: Model, run: Run) -> Said:
     """When running a layer twice does not give the same numbers."""
     if isinstance(run.checkpoint, NoCheckpoint):
         return
-    if _drops(model):
+    if _drops(model, run):
         yield (
             "recompute-dropout",
             "dropout is active: its random state must be restored for the replay (preserve_rng_state=True, the "
@@ -257,13 +259,13 @@ def _stored(model: Model, run: Run) -> Said:
 
 
 def _not_modelled(model: Model, run: Run, chosen: Segmented) -> Said:
-    weights, held = chosen.profile.num_parameters * run.dtype.itemsize, str(run.dtype)
-    if run.quantised is not None:
-        stages = chosen.profile.stages
-        weights, held = sum(p.nbytes for stage in stages for p in stage.parameters), f"{run.quantised} and {run.dtype}"
+    parameters = [p for stage in chosen.profile.stages for p in stage.parameters]
+    weights = sum(p.nbytes for p in parameters)
+    frozen = any(not p.trainable for p in parameters)
+    theirs = "gradients and optimizer states of the trained ones" if frozen else "their gradients and optimizer states"
     yield (
         "not-counted",
         f"counted here is what a step allocates for activations, loss and their gradients; on top come weights "
-        f"({format_gib(weights)} GiB in {held}), their gradients and optimizer states, kernel workspaces "
+        f"({format_gib(weights)} GiB), {theirs}, kernel workspaces "
         f"(tens of MiB), the CUDA context (0.3 to 0.6 GiB) and fragmentation (typically 2 to 10 % of the peak)",
     )
