@@ -30,6 +30,7 @@ def notes(model: Model, run: Run, table: Table, chosen: Segmented) -> tuple[Note
             _kernels(model, run),
             _matrices(model, run, chosen),
             _mask(model, run),
+            _expert_adapters(run, chosen),
             _device(model, run, chosen),
             _positions(model, run),
             _recomputation(model, run),
@@ -189,6 +190,30 @@ def _device(model: Model, run: Run, chosen: Segmented) -> Said:
             f"type; CUDA's keep one byte a value and fp32: --device cuda saves {format_gib(on_cuda.saved_bytes)} GiB "
             f"in all, not {format_gib(chosen.saved_bytes)}",
         )
+
+
+EXPERT_PROJECTIONS = frozenset({"all-linear", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Targets that peft also reads as the stacked weights of experts."""
+
+
+def _expert_adapters(run: Run, chosen: Segmented) -> Said:
+    """Adapters of stacked experts, which some models get and no linear has."""
+    if run.adapters is None or EXPERT_PROJECTIONS.isdisjoint(run.adapters.targets):
+        return
+    layers = [layer for layer in chosen.profile.layers if layer.reached]
+    values = [sum(p.numel for p in layer.parameters if p.expert and len(p.shape) == 3) for layer in layers]
+    if not any(values):
+        return
+    size = run.dtype.itemsize
+    yield (
+        "lora-experts",
+        f"adapters are counted beside linears alone. For Mixtral, Qwen3-MoE, Qwen3-Next, OLMoE, GLM-4-MoE, dots and "
+        f"DeepSeek-V3 peft 0.21 adapts the router and the stacked experts as well "
+        f"(peft/utils/transformers_weight_conversion.py: all-linear, gate_proj, up_proj, down_proj), and each layer "
+        f"then makes a whole copy of its experts' weights that backward needs: {format_gib(max(values) * size)} GiB a "
+        f"layer, {format_gib(sum(values) * size)} GiB where all layers are stored, not counted. Targets of attention "
+        f"alone (q_proj, k_proj, v_proj, o_proj) do not have this",
+    )
 
 
 def _drops(model: Model, run: Run) -> bool:
