@@ -149,9 +149,12 @@ def _of_ledger(
 ) -> Report:
     """A traced model as a chain: its plan names layers, as `estimate --ledger --checkpoint` does."""
     from ..estimate import traced as estimated
+    from ..estimate.traced_ending import check_verdict
     from ..report import Report
 
     settings = run.traced_run()
+    if room is not None:
+        check_verdict(ledger)
     found = estimated.Traced(ledger, settings)
     numbers = {place: layer for layer, place in enumerate(found.places)}
     parts = _of_chain(found.chain, room, taken, only, frontier=frontier, numbers=numbers)

@@ -87,8 +87,11 @@ class _Sweep:
         self.model, self.run = model, run
         self.ledger = model.traced()
         if self.ledger is not None:
+            from .traced_budgeting import check_verdict
+
             run.check_traced()
             budget.check_traced()
+            check_verdict(self.ledger, budget)
         parsed = run.axes()
         self.single = {axis.field: values[0] for axis, values in parsed.items() if len(values) == 1}
         listed = {name: _listed(getattr(budget, name), name) for name in LISTS}

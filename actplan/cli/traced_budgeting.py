@@ -31,12 +31,21 @@ def with_budget(report: Report, ledger: Ledger, run: Run, options: BudgetOptions
     from ..budget_notes.assumptions import band_notes
     from ..verdict import fit
 
+    check_verdict(ledger, options)
     run = as_traced(ledger, run)
     found, job = budget_of(ledger, run, options)
     said = tuple(Note(code=code, message=message) for code, message in band_notes(found, job, run.mesh))
     report = replace(report, budget=found, notes=(*report.notes, *said))
     target = target_of(options, job.gpu)
-    return report if target is None else replace(report, fit=fit(_Traced(ledger), run, job, found, target))
+    return report if target is None else replace(report, fit=fit(_Traced(ledger, job), run, job, found, target))
+
+
+def check_verdict(ledger: Ledger, options: BudgetOptions) -> None:
+    """Raise InputError where a limit or a device asks for a verdict that the ledger cannot give."""
+    from ..estimate import traced_ending
+
+    if options.limit is not None or options.gpu is not None:
+        traced_ending.check_verdict(ledger)
 
 
 def budget_row(ledger: Ledger, run: Run, options: BudgetOptions) -> dict[str, object]:
@@ -51,7 +60,7 @@ def budget_of(ledger: Ledger, run: Run, options: BudgetOptions) -> tuple[Budget,
     from ..budget import budget
 
     job = job_of(run, options)
-    body, _ = _Traced(ledger).under(run)
+    body, _ = _Traced(ledger, job).under(run)
     _check_recipe(body, job)
     return budget(body, job), job
 
@@ -59,15 +68,20 @@ def budget_of(ledger: Ledger, run: Run, options: BudgetOptions) -> tuple[Budget,
 class _Traced:
     """A ledger under any run, for a verdict to try changes on."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, job: Job) -> None:
+        from ..sharding import MegatronDdp, Zero
+
         self.ledger = ledger
+        # DeepSpeed and Megatron-Core lay their buffers over every parameter that may be trained; torch's optimizers
+        # make a state where there is a gradient
+        self.idle_trained = isinstance(job.recipe.sharding, (MegatronDdp, Zero))
 
     def under(self, run: Run) -> tuple[TracedBody, TracedSegments]:
         from ..estimate.traced import Traced
         from ..estimate.traced_body import TracedBody
 
         traced = Traced(self.ledger, run)
-        return TracedBody(traced), traced.under(run.checkpoint)
+        return TracedBody(traced, idle_trained=self.idle_trained), traced.under(run.checkpoint)
 
     def changes(self, run: Run, job: Job) -> Iterator[Change]:
         from ..verdict import changes_of_any
@@ -92,7 +106,7 @@ def as_traced(ledger: Ledger, run: Run) -> Run:
 def _check_recipe(body: TracedBody, job: Job) -> None:
     """Refuse a recipe that trains otherwise than the trace did."""
     recipe, run = job.recipe, body.run
-    frozen = any(not p.trainable for stage in body.profile.stages for p in stage.parameters)
+    frozen = any(not p.trainable for entry in body.traced.ledger.weights for p in entry.parameters)
     if recipe.base is not None:
         raise InputError(f"recipe {recipe.name} quantises its base, the trace did not", where="--recipe")
     if recipe.frozen is not None and not frozen:

@@ -25,6 +25,7 @@ from ..report import (
 )
 from ..spec import Run
 from .checkpointing import accounting, autograd, compared, peak, usual
+from .traced_ending import ending_notes
 
 ROLES = {"embedding": "embedding", "final_norm": "final_norm", "head": "head", "loss": "loss", "between": "embedding"}
 
@@ -294,3 +295,4 @@ def _notes(traced: Traced) -> Iterator[Note]:
         )
     for note in traced.ledger.notes:
         yield Note(code="trace-note", message=note)
+    yield from ending_notes(traced.ledger, traced.run.micro_batch_size * traced.run.sequence_length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..ascent import Ascent, climbed
@@ -12,33 +13,67 @@ from ..chain import Chain, Stage
 from ..errors import InputError
 from ..ledgerfile import Parameter as Listed
 from ..ledgerfile import StageNumbers, Weights
-from ..policies import Keeps, Layers, Segment
+from ..policies import Keeps, Layers, NoCheckpoint, Policy, Segment, kept_outputs
 from ..profile import EMBEDDING, HEAD, Context, LayerProfile, ModelProfile, Parameter
 from ..spec import Run
 from ..units import parse_dtype
 from .traced import Traced
 
 
-class TracedBody:
-    """See `budget.Body`. Raises InputError for a ledger without parameters, or with stages between its layers."""
+class OnStages(Struct, frozen=True):
+    """A policy of layers, for a chain in which other stages stand between them (what merges a tower's features): there
+    every stage from the first layer to the last counts as one, and no other than layers begins or ends a segment.
 
-    def __init__(self, traced: Traced) -> None:
-        self.traced = traced
-        places = traced.places
+    places: of each layer among those stages.
+    """
+
+    policy: Policy
+    layers: Layers
+    places: tuple[int, ...]
+
+    def segments(self, layers: Layers) -> tuple[Segment, ...]:
+        return tuple((self.places[first], self.places[last]) for first, last in self.policy.segments(self.layers))
+
+    def __str__(self) -> str:
+        return str(self.policy)
+
+
+class TracedBody:
+    """See `budget.Body`. Raises InputError for a ledger without parameters.
+
+    idle_trained: whether the recipe keeps gradients and states also of parameters that no gradient reaches.
+    """
+
+    def __init__(self, traced: Traced, *, idle_trained: bool = False) -> None:
+        self.traced, self.idle_trained = traced, idle_trained
         if not traced.ledger.weights:
             raise InputError(
                 "the ledger lists no parameters", where="--ledger", hint="trace the model again: `actplan trace -o`"
             )
-        if places and places[-1] - places[0] + 1 != len(places):
-            raise InputError("the ledger has stages between its layers", where="--ledger", allowed="without a budget")
 
     @property
+    def _gaps(self) -> bool:
+        """Whether other stages stand between the layers."""
+        places = self.traced.places
+        return bool(places) and places[-1] - places[0] + 1 != len(places)
+
+    @cached_property
     def run(self) -> Run:
-        return self.traced.run
+        run, layers = self.traced.run, self.traced.layers
+        if not self._gaps or isinstance(run.checkpoint, NoCheckpoint):
+            return run
+        if kept_outputs(run.checkpoint, run.checkpoint.segments(layers)):
+            raise _whole_layers()
+        places = self.traced.places
+        return replace(run, checkpoint=OnStages(run.checkpoint, layers, tuple(i - places[0] for i in places)))
 
-    @property
+    @cached_property
     def layers(self) -> Layers:
-        return self.traced.layers
+        if not self._gaps:
+            return self.traced.layers
+        places = self.traced.places
+        sizes = [stage.saved_bytes for stage in self.traced.numbers.stages[places[0] : places[-1] + 1]]
+        return Layers(len(sizes), len(sizes), sizes)
 
     @property
     def logits_bytes(self) -> int:
@@ -46,7 +81,7 @@ class TracedBody:
         return 0
 
     def with_choices(self, chain: Chain, keeps: Keeps) -> Chain:
-        raise InputError("a ledger holds whole layers", where="--checkpoint", allowed="policies of whole layers")
+        raise _whole_layers()
 
     def ascents(self, keeps: Keeps) -> dict[int, Ascent]:
         """None: a ledger holds whole layers."""
@@ -79,8 +114,8 @@ class TracedBody:
         embedding, layers, head = self._ends
         numbers, places = self.traced.numbers.stages, self.traced.places
         first, last = (places[0], places[-1] + 1) if places else (1, 1)
-        owned = _by_layer(self.traced.ledger.weights)
-        paths = [self.traced.numbers.stages[i].name for i in self.traced.places]
+        owned = _by_layer(self.traced.ledger.weights, idle_trained=self.idle_trained)
+        paths = [stage.name for stage in numbers[first:last]] if places else []
         own = [owned.pop(path, ()) for path in paths]
         at_head = owned.pop(HEAD, ())
         rest = tuple(parameter for parameters in owned.values() for parameter in parameters)
@@ -145,11 +180,15 @@ def _ascent(numbers: Sequence[StageNumbers], parameters: tuple[Parameter, ...]) 
     return climbed(tops, tuple(gradients), lows)
 
 
-def _by_layer(weights: Sequence[Weights]) -> dict[str, tuple[Parameter, ...]]:
+def _whole_layers() -> InputError:
+    return InputError("a ledger holds whole layers", where="--checkpoint", allowed="policies of whole layers")
+
+
+def _by_layer(weights: Sequence[Weights], *, idle_trained: bool) -> dict[str, tuple[Parameter, ...]]:
     """Path of a layer, or which end -> its parameters; equal layers share one tuple."""
     found: dict[str, tuple[Parameter, ...]] = {}
     for entry in weights:
-        parameters = tuple(_parameter(p) for p in entry.parameters)
+        parameters = tuple(_parameter(p, idle_trained=idle_trained) for p in entry.parameters)
         if entry.place in (EMBEDDING, HEAD):
             found[entry.place] = parameters
         else:
@@ -157,8 +196,9 @@ def _by_layer(weights: Sequence[Weights]) -> dict[str, tuple[Parameter, ...]]:
     return found
 
 
-def _parameter(p: Listed) -> Parameter:
-    return Parameter(p.name, tuple(p.shape), parse_dtype(p.dtype, "weights"), ".experts." in p.name, p.trainable)
+def _parameter(p: Listed, *, idle_trained: bool) -> Parameter:
+    trained = p.trainable and (idle_trained or not p.idle)
+    return Parameter(p.name, tuple(p.shape), parse_dtype(p.dtype, "weights"), ".experts." in p.name, trained)
 
 
 def joined(stages: Sequence[Stage], x_out: int, kind: str) -> Stage:

@@ -10,14 +10,31 @@ from __future__ import annotations
 from .evaluation import Evaluation, Peaks, SavedRow, StageNumbers, evaluate
 from .file import dump_ledger, load_ledger, write_ledger
 from .sizes import Size, factor_value, parse
-from .structs import VERSION, Accumulated, Check, Ledger, Parameter, Point, Row, Span, Stage, Weights
+from .structs import (
+    VERSION,
+    Accumulated,
+    Check,
+    Ending,
+    Images,
+    Ledger,
+    LeftOut,
+    Parameter,
+    Point,
+    Row,
+    Span,
+    Stage,
+    Weights,
+)
 
 __all__ = [
     "VERSION",
     "Accumulated",
     "Check",
+    "Ending",
     "Evaluation",
+    "Images",
     "Ledger",
+    "LeftOut",
     "Parameter",
     "Peaks",
     "Point",

@@ -130,6 +130,10 @@ def evaluate(ledger: Ledger, batch: int, seq: int) -> Evaluation:
     for value, where in ((batch, "batch"), (seq, "seq")):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{value!r} is not a positive whole number", where=where)
+    if ledger.images is not None and seq <= ledger.images.tokens:
+        raise InputError(
+            f"{ledger.images.tokens:,} of the tokens are an image's", where="seq", allowed="a longer sequence"
+        )
     traced = {point.batch for point in ledger.traced}
     if len(traced) == 1 and batch not in traced:
         raise InputError(f"the ledger was traced at batch {min(traced)} only", where="batch", allowed=str(min(traced)))

@@ -61,6 +61,20 @@ def _check(ledger: Ledger) -> None:
             except InputError as error:
                 raise error.at(f"stages.{name}: {text!r}") from None
     _check_weights(ledger)
+    _check_added(ledger)
+
+
+def _check_added(ledger: Ledger) -> None:
+    """The sizes of head, images and what is left out, which are counts."""
+    numbers: list[tuple[str, int]] = [(f"left_out[{i}]", part.num_parameters) for i, part in enumerate(ledger.left_out)]
+    if ledger.ending is not None:
+        numbers += [("ending.hidden_size", ledger.ending.hidden_size), ("ending.vocabulary", ledger.ending.vocabulary)]
+    if ledger.images is not None:
+        one = ledger.images
+        numbers += [("images.tokens", one.tokens), ("images.count", one.count), ("images.input_bytes", one.input_bytes)]
+    for where, number in numbers:
+        if not 0 <= number <= MOST:
+            raise InputError(f"{number} is no count", where=where)
 
 
 def _check_weights(ledger: Ledger) -> None:

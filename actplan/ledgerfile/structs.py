@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .evaluation import Evaluation
 
 VERSION = 1
+UNASKED = "has no language-model loss: traced to its outputs"
+"""How the note ended of a trace that found no head or loss, before a ledger said so in `ending`."""
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -72,12 +74,14 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
 
 class Parameter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One parameter, named within its layer; of the whole model, on one rank."""
+    """One parameter, named within its layer; of the whole model, on one rank. idle: it may be trained, and the traced
+    step gave it no gradient (a vision tower in a step of text)."""
 
     name: str
     shape: list[int]
     dtype: str = "bf16"
     trainable: bool = True
+    idle: bool = False
 
 
 class Weights(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -105,6 +109,40 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peak_error: float
 
 
+class Ending(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How the traced step ends.
+
+    Attributes:
+        head, loss: whether an output projection, and a loss, are in it.
+        asked: it ends without a loss because the trace was asked to (`--loss none`, as a pipeline stage ends).
+        hidden_size, vocabulary: the sizes that a head has or would have; 0 where they are not known.
+        reason: why head and loss are missing where nobody asked for that.
+    """
+
+    head: bool
+    loss: bool
+    asked: bool = False
+    hidden_size: int = 0
+    vocabulary: int = 0
+    reason: str = ""
+
+
+class Images(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The images of each sequence: tokens that stand for them among its T, how many images, and the bytes of their
+    pixel values (and grids), which the caller holds beside the step."""
+
+    tokens: int
+    count: int
+    input_bytes: int
+
+
+class LeftOut(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part of the configuration that the traced class does not build."""
+
+    name: str
+    num_parameters: int
+
+
 class Ledger(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A whole model: kinds of stage, and the order they come in.
 
@@ -125,6 +163,18 @@ class Ledger(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     kernels: list[str] = []
     notes: list[str] = []
     weights: list[Weights] = []
+    ending: Ending | None = None
+    images: Images | None = None
+    left_out: list[LeftOut] = []
+
+    @property
+    def end(self) -> Ending:
+        """How the traced step ends; of a file from before that was written down, as its run and its notes say."""
+        if self.ending is not None:
+            return self.ending
+        loss = self.run.get("loss") != "none"
+        notes = [note for note in self.notes if note.endswith(UNASKED)]
+        return Ending(head=loss, loss=loss, asked=not (loss or notes), reason=notes[0] if notes and not loss else "")
 
     def evaluate(self, batch: int, seq: int) -> Evaluation:
         """Every number of the model at one size."""
