@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ..errors import InputError
+from ..errors import ActplanError, InputError
 from ..policies import EveryK, EveryLayer, NoCheckpoint
 from ..spec import Run
+from ..units import parse_count
 from .grouping import grouped
 from .options import BudgetOptions, ModelOptions, RunOptions
 from .output import OutputOptions
@@ -35,6 +39,12 @@ def command(
     autocast: Annotated[
         str | None, Option("--autocast", metavar="DTYPE", help="Trace under torch.autocast of this type.")
     ] = None,
+    image_tokens: Annotated[
+        str | None,
+        Option(
+            "--image-tokens", metavar="N", help="Of each sequence, N tokens stand for images (default: text alone)."
+        ),
+    ] = None,
     whole: Annotated[
         bool, Option("--whole", help="Trace every layer at this very size; no fit from few layers and lengths.")
     ] = False,
@@ -53,6 +63,9 @@ def command(
     """
     if sum((compare, snapshot is not None, python is not None)) > 1:
         raise InputError("--compare, --snapshot and --python each say what to do", allowed="one of them")
+    images = 0 if image_tokens is None else parse_count(image_tokens, "--image-tokens")
+    if images and (compare or snapshot is not None or python is not None):
+        raise InputError("images belong to a configuration", where="--image-tokens", allowed="with --model alone")
     if snapshot is not None:
         from .snapshot import show as show_snapshot
 
@@ -63,10 +76,36 @@ def command(
         return _compare(model, run, output)
     source = python or _path(model)
     settings = run.run(None)
-    options = _options(settings, run, autocast, _num_layers(model))
-    if whole or not isinstance(settings.checkpoint, NoCheckpoint):
-        return _traced(source, options, output)
-    return _fitted(source, options, settings, output)
+    options = dataclasses.replace(_options(settings, run, autocast, _num_layers(model)), image_tokens=images)
+    with _in_words(python):
+        if whole or not isinstance(settings.checkpoint, NoCheckpoint):
+            return _traced(source, options, output)
+        return _fitted(source, options, settings, output)
+
+
+@contextmanager
+def _in_words(python: str | None) -> Iterator[None]:
+    """What the framework's own code raises, for a configuration that it cannot build or run, as InputError; a function
+    of the user's, and our own code, show where they failed."""
+    try:
+        yield
+    except ActplanError:
+        raise
+    except Exception as error:
+        if python is not None or not _is_framework(error):
+            raise
+        words = " ".join(str(error).split())[:300]
+        said = f"Transformers cannot build or run it: {type(error).__name__}: {words}"
+        raise InputError(said, where="--model") from error
+
+
+def _is_framework(error: BaseException) -> bool:
+    """Whether it was raised in torch or Transformers."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] in ("torch", "transformers", "huggingface_hub")
 
 
 def _path(model: ModelOptions) -> str:
@@ -149,11 +188,16 @@ def _traced(source: str, options: TraceOptions, output: OutputOptions) -> int:
     return 0
 
 
+def _language_model(settings: Run, run: RunOptions, num_layers: int) -> TraceOptions:
+    """What the analytic side counts of a composite."""
+    return dataclasses.replace(_options(settings, run, None, num_layers), language_model=True)
+
+
 def _compare(model: ModelOptions, run: RunOptions, output: OutputOptions) -> int:
     from ..render import trace as view
     from .comparison import comparison
 
     planned = model.load()
-    found = comparison(_path(model), planned, run.run(planned), lambda s, n: _options(s, run, None, n))
+    found = comparison(_path(model), planned, run.run(planned), lambda s, n: _language_model(s, run, n))
     output.emit(found, lambda: view.comparison(found, MAX_SHOWN), lambda: view.comparison_sheet(found))
     return 1 if found["differences"] or found["peak_differences"] else 0

@@ -7,15 +7,18 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import InputError
+from ..ledgerfile import Ending, Images, LeftOut
+from ..ledgerfile.structs import UNASKED
 from ..units import parse_dtype
-from .branches import RealSchedules
+from .branches import RealSchedules, with_values
+from .classes import is_composite, language_stacks, left_out, training_class
 from .options import TraceOptions
 from .patches import FLASH
 from .stages import stacks
@@ -36,6 +39,8 @@ class Built:
     config: Any = None
     loss: str = "naive"
     notes: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    images: Images | None = None
 
 
 def is_python(source: Any) -> bool:
@@ -107,18 +112,21 @@ def _name(source: Any) -> str:
 
 
 def load_config(source: Any, overrides: dict[str, Any] | None = None) -> Any:
-    """A `config.json`, a folder holding one, a dict, or a configuration object. A composite's language
-    model."""
-    from transformers import AutoConfig
+    """A `config.json`, a folder holding one, a dict, or a configuration object. Of a composite that Transformers does
+    not know, the language model's part. `overrides` go into that part."""
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     if not isinstance(source, (str, Path, dict)):
         return source
     raw = dict(source) if isinstance(source, dict) else _read_json(Path(source))
     where = "configuration" if isinstance(source, dict) else str(source)
-    raw = dict(raw["text_config"]) if isinstance(raw.get("text_config"), dict) else raw
-    raw.update(overrides or {})
-    for key in _NOT_ARCHITECTURE:
-        raw.pop(key, None)
+    text = raw.get("text_config")
+    if isinstance(text, dict):
+        text = {**text, **(overrides or {})}
+        raw = {**raw, "text_config": text} if raw.get("model_type") in CONFIG_MAPPING else text
+    else:
+        raw.update(overrides or {})
+    raw = _architecture(raw)
     model_type = raw.pop("model_type", None)
     if not isinstance(model_type, str):
         raise InputError("the configuration names no model_type", where=where)
@@ -126,6 +134,16 @@ def load_config(source: Any, overrides: dict[str, Any] | None = None) -> Any:
         return AutoConfig.for_model(model_type, **raw)
     except ValueError as error:
         raise InputError(str(error).splitlines()[0], where=where) from error
+
+
+def _architecture(raw: dict[str, Any]) -> dict[str, Any]:
+    """A configuration, and those inside it, without what is no architecture."""
+    kept = {key: value for key, value in raw.items() if key not in _NOT_ARCHITECTURE}
+    return {key: _architecture(value) if _is_config(key, value) else value for key, value in kept.items()}
+
+
+def _is_config(key: str, value: Any) -> bool:
+    return key.endswith("_config") and isinstance(value, dict)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -141,27 +159,33 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def build_transformers(source: Any, options: TraceOptions) -> Built:
     """A model with random, unallocated weights, in training mode, and a closure that runs its loss."""
-    config = load_config(source, options.overrides)
+    described = load_config(source, options.overrides)
+    auto, config = training_class(described, options)
     notes: list[str] = []
     with RealSchedules():
-        model = _instantiate(config, options, notes)
+        model = _instantiate(auto, config, options, notes)
+        missing = left_out(described, model)
     model.train()
     if options.num_layers is not None:
         truncate(model, options.num_layers)
+    config = model.config
     built = Built(config.model_type, model, lambda: None, config.model_type, config, options.loss, notes)
+    built.left_out = missing
+    if is_composite(config):
+        with_images = f"images of {options.image_tokens:,} tokens" if options.image_tokens else "no image"
+        notes.append(f"traced as {type(model).__name__}, {with_images} in a sequence")
     built.forward = _runner(built, options)
     return built
 
 
 def resized(built: Built, options: TraceOptions) -> Built:
     """The same model with inputs of another size."""
-    again = Built(built.name, built.model, built.forward, built.model_type, built.config, built.loss, built.notes)
+    again = replace(built)
     again.forward = _runner(again, options)
     return again
 
 
-def _instantiate(config: Any, options: TraceOptions, notes: list[str]) -> Any:
-    factory = _factory(config, options)
+def _instantiate(factory: Any, config: Any, options: TraceOptions, notes: list[str]) -> Any:
     attention = {"flash": FLASH}.get(options.attention, options.attention)
     dtype = torch_dtype(options.dtype)
     try:
@@ -173,26 +197,21 @@ def _instantiate(config: Any, options: TraceOptions, notes: list[str]) -> Any:
         return factory.from_config(config, attn_implementation="eager", dtype=dtype)
 
 
-def _factory(config: Any, options: TraceOptions) -> Any:
-    """The first class for text with a loss of its own; else the bare model."""
-    import transformers as hf
-
-    for auto in (hf.AutoModelForCausalLM, hf.AutoModelForSeq2SeqLM, hf.AutoModelForMaskedLM):
-        if type(config) in auto._model_mapping:
-            return auto
-    return hf.AutoModel
-
-
 def truncate(model: Any, count: int) -> None:
-    """Keep the first `count` layers of the decoder (or of each stack of checkpointable layers)."""
+    """Keep the first `count` layers of the decoder (or of each stack of checkpointable layers); a tower beside a
+    language model stays whole."""
     modules = dict(model.named_modules())
-    for path in stacks(model):
+    chosen = language_stacks(model, stacks(model))
+    for path in chosen:
         stack = modules[path]
         if isinstance(stack, torch.nn.ModuleList) and len(stack) > count and _is_main_stack(stack, model):
             parent, _, attribute = path.rpartition(".")
             setattr(modules[parent], attribute, torch.nn.ModuleList(list(stack)[:count]))
-    for module in (model, *model.modules()):
+    towers = [path for path in stacks(model) if path not in chosen]
+    for name, module in model.named_modules():
         config = getattr(module, "config", None)
+        if any(path.startswith(name) or name.startswith(path) for path in towers):
+            continue
         if config is not None and getattr(config, "num_hidden_layers", 0) > count:
             config.num_hidden_layers = count
 
@@ -209,18 +228,44 @@ def _runner(built: Built, options: TraceOptions) -> Callable[[], Any]:
     from .inputs import model_inputs
 
     model, config = built.model, built.config
-    inputs = model_inputs(model, config, options)
+    inputs, built.images = model_inputs(model, config, options)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     labels = inputs.get("input_ids")
     if built.loss != "none" and (head is None or labels is None):
-        built.notes.append(f"{config.model_type} has no language-model loss: traced to its outputs")
+        built.notes.append(f"{config.model_type} {UNASKED}")
         built.loss = "none"
-    if built.loss == "naive":
-        return _naive(model, inputs, labels, options.hold_logits)
     base = getattr(model, getattr(model, "base_model_prefix", "") or "", model)
-    if built.loss == "fused":
-        return _fused(base, head, inputs, labels)
-    return lambda: hidden_states(base(**inputs))
+    if built.loss == "naive":
+        run = _naive(model, inputs, labels, options.hold_logits)
+    elif built.loss == "fused":
+        if base is model:
+            raise InputError(f"{type(model).__name__} has no body apart from its head", where="--loss", allowed="naive")
+        run = _fused(base, head, inputs, labels)
+    else:
+
+        def run() -> Any:
+            return hidden_states(base(**inputs))
+
+    return run if built.images is None else with_values(run)
+
+
+def ending(built: Built, options: TraceOptions, *, loss: bool) -> Ending:
+    """How the step ends. loss: whether it returned a single number."""
+    text = _text_config(built.config)
+    sizes = (getattr(text, "hidden_size", 0), getattr(text, "vocab_size", 0))
+    hidden, vocabulary = (size if isinstance(size, int) and size > 0 else 0 for size in sizes)
+    asked = options.loss == "none"
+    if loss or asked:
+        reason = ""
+    elif built.config is None:
+        reason = "the function returned no single number"
+    else:
+        reason = f"Transformers has no class with a language-model loss for {built.config.model_type}"
+    return Ending(loss, loss, asked and not loss, hidden, vocabulary, reason)
+
+
+def _text_config(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _naive(model: Any, inputs: dict[str, Any], labels: Any, hold: bool) -> Callable[[], Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,17 +13,18 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..errors import InputError
-from ..ledgerfile import VERSION, Check, Ledger, Span, Stage, Weights
+from ..ledgerfile import VERSION, Check, Ledger, Span, Stage
 from ..ledgerfile import Point as SizePoint
 from . import build, patches
-from .fitstage import Shared, fit_stage, same_at_batch_one
+from .classes import is_composite, language_stacks
+from .fitstage import fit_stage, same_at_batch_one
 from .options import TraceOptions
-from .places import Place, as_traced, every_place, pattern, representatives, role, shared_tensors
+from .places import Place, as_traced, every_place, number_of, pattern, representatives, role, shared_tensors
 from .polynomial import Point
 from .result import Event, TraceResult
 from .run import quiet, trace_built, trace_forward
-from .stages import layer_kinds
-from .weights import weights
+from .stages import layer_kinds, stacks
+from .weights import Listed, grouped, listed
 
 Once = tuple[tuple[Event, ...], ...]
 """Of each stage, what it allocates and frees in a forward that keeps nothing."""
@@ -116,7 +117,7 @@ class _Source:
         self.built: Any = None
         self.kinds: dict[str, list[str]] = {}
         self.num_parameters = 0
-        self.weights: list[Weights] = []
+        self.parameters: Listed = []
 
     def __enter__(self) -> _Source:
         self._context = self._patches()
@@ -148,9 +149,31 @@ class _Source:
         model = self.built.model
         self.kinds = layer_kinds(model)
         self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.weights = weights(model)
+        self.parameters = listed(model)
         if not self.python and not self.whole:
-            build.truncate(model, _enough(self.kinds))
+            build.truncate(model, self._enough())
+
+    def _enough(self) -> int:
+        """Layers of the language model that show every kind, and every one that something follows (features of
+        images), with two more."""
+        model = self.built.model
+        own = language_stacks(model, stacks(model))
+        need = _enough({stack: kinds for stack, kinds in self.kinds.items() if stack in own})
+        if not self.options.image_tokens:
+            return need
+        names = {stage.name for stage in self.trace(1, self.shortest).stages}
+        for stack in own:
+            paths = stacks(model)[stack]
+            followed = [i for i, path in enumerate(paths[:-1]) if f"after {path}" in names]
+            if followed and len(followed) < len(paths) - 1:
+                need = max(need, followed[-1] + 4)
+        return need
+
+    @property
+    def shortest(self) -> int:
+        """Tokens that a sequence has at least: those of its images, each behind one of text, and one more."""
+        tokens = self.options.image_tokens
+        return 2 * tokens + 2 if tokens else 0
 
     def trace(self, batch: int, seq: int) -> TraceResult:
         options = self.options.at(batch, seq)
@@ -167,7 +190,8 @@ class _Source:
 
     def longest(self) -> int | None:
         """The longest sequence the model has positions for, where a table of positions says so."""
-        config = getattr(self.built, "config", None)
+        config: Any = getattr(self.built, "config", None)
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
         value = getattr(config, "max_position_embeddings", None)
         return value if isinstance(value, int) and value > 0 else None
 
@@ -190,9 +214,9 @@ def _sizes(
     unseen = None
     loops = lengths is None and _loops(model)
     if lengths is None:
-        top = model.longest()
-        lengths = _within(LOOP_LENGTHS if loops else LENGTHS, top)
-        unseen = _within((LOOP_CHECK,), top)[0] if loops else _within((CHECK,), top)[0]
+        top, images = model.longest(), model.shortest
+        lengths = [images + t for t in _within(LOOP_LENGTHS if loops else LENGTHS, top)]
+        unseen = images + (_within((LOOP_CHECK,), top)[0] if loops else _within((CHECK,), top)[0])
     lengths = sorted(set(lengths))
     if len(lengths) < 2:
         raise InputError("a fit needs two different lengths", where="lengths")
@@ -218,7 +242,7 @@ def _within(lengths: Sequence[int], longest: int | None) -> tuple[int, ...]:
 def _loops(model: _Source) -> bool:
     """Does the model run a different number of ops at another length?"""
     lengths = _within((137, 329), model.longest())
-    counts = [[len(s.forward_events) for s in model.trace(1, t).stages] for t in lengths]
+    counts = [[len(s.forward_events) for s in model.trace(1, model.shortest + t).stages] for t in lengths]
     return counts[0] != counts[1]
 
 
@@ -233,8 +257,8 @@ def _assemble(model: _Source, samples: dict[Point, TraceResult], once: dict[Poin
     places = [Place(i, s.name, s.kind, role(any_sample.stages, i)) for i, s in enumerate(any_sample.stages)]
     shared = shared_tensors(any_sample, places)
     chosen = every_place(places) if model.whole else representatives(any_sample, places, shared)
-    one = _stages({p: (s, once[p]) for p, s in samples.items() if p[0] == 1}, chosen, shared)
-    many = _stages({p: (s, once[p]) for p, s in samples.items() if p[0] > 1}, chosen, shared)
+    one = _stages({p: (s, once[p]) for p, s in samples.items() if p[0] == 1}, chosen, places)
+    many = _stages({p: (s, once[p]) for p, s in samples.items() if p[0] > 1}, chosen, places)
     return Ledger(
         actplan_ledger=VERSION,
         name=any_sample.name,
@@ -248,16 +272,20 @@ def _assemble(model: _Source, samples: dict[Point, TraceResult], once: dict[Poin
         batch_one={k: v for k, v in one.items() if many and not same_at_batch_one(v, many[k])},
         kernels=list(any_sample.kernels),
         notes=list(any_sample.notes),
-        weights=model.weights,
+        weights=grouped(model.parameters, any_sample.idle if is_composite(model.built.config) else ()),
+        ending=build.ending(model.built, model.options, loss=any_sample.has_loss),
+        images=model.built.images if model.options.image_tokens else None,
+        left_out=model.built.left_out,
     )
 
 
 def _stages(
-    samples: dict[Point, tuple[TraceResult, Once]], chosen: dict[str, Place], shared: Shared
+    samples: dict[Point, tuple[TraceResult, Once]], chosen: dict[str, Place], places: list[Place]
 ) -> dict[str, Stage]:
     if not samples:
         return {}
     points, traces = list(samples), [trace for trace, _ in samples.values()]
+    shared = [shared_tensors(trace, places) for trace in traces]  # where it was born may vary with the batch
     found = {}
     for label, place in chosen.items():
         once = [events[place.index] if len(events) == len(t.stages) else () for t, events in samples.values()]
@@ -274,6 +302,8 @@ def _run_words(model: _Source) -> dict[str, str]:
         "kernels": o.kernels,
     }
     words["loss"] = model.built.loss
+    if not model.python:
+        words["class"] = type(model.built.model).__name__
     return words if o.autocast is None else words | {"autocast": o.autocast}
 
 
@@ -296,16 +326,25 @@ def replace_pattern(ledger: Ledger, traced: TraceResult) -> Ledger:
     """The ledger of as many layers as `traced` has."""
     count: Counter[str] = Counter()
     for stage in traced.stages:
-        stack, _, number = stage.name.rpartition(".")
         if stage.kind != stage.name:
-            count[stack] = max(count[stack], int(number) + 1)
-    spans = []
+            stack = stage.name.rpartition(".")[0]
+            count[stack] = max(count[stack], number_of(stage.name) + 1)
+    spans: list[Span] = []
+    cut = False  # whether the layer before was left out, and so what follows it
     for span in ledger.pattern:
         layer = ledger.stages[span.stage].role == "layer"
         left = min(span.count, count[span.module] - span.first) if layer else span.count
-        if left > 0:
+        cut = left < span.count if layer else cut
+        if left > 0 and (layer or not cut or not _inside(span.stage, count)):
             spans.append(Span(span.stage, left, span.module, span.first))
     return _with(ledger, pattern=spans)
+
+
+def _inside(name: str, count: Mapping[str, int]) -> bool:
+    """Whether a stage follows a layer that is not the last traced of its stack."""
+    path = name.removeprefix("after ")
+    stack, _, number = path.rpartition(".")
+    return path != name and number.isdigit() and int(number) + 1 < count[stack]
 
 
 def _with(ledger: Ledger, **changes: Any) -> Ledger:

@@ -18,10 +18,11 @@ def fit_stage(
     points: Sequence[Point],
     index: int,
     role: str,
-    shared: Shared,
+    shared: Sequence[Shared],
     once: Sequence[tuple[Event, ...]],
 ) -> Stage:
-    """Fit the stage at `index` of every sample. once: what it does in each sample's forward that keeps nothing."""
+    """Fit the stage at `index` of every sample. Of each sample, shared: what its layers share; once: what the stage
+    does in its forward that keeps nothing."""
     records = [sample.stages[index] for sample in samples]
     hints = tuple(dict.fromkeys(h for sample in samples for h in sample.hints.values()))
     fit = _Fitter(list(points), hints)
@@ -176,12 +177,12 @@ def _aligned(lists: Sequence[tuple[Event, ...]]) -> bool:
 # -- saved tensors
 
 
-def _rows(samples: Sequence[TraceResult], fit: _Fitter, index: int, prefix: str, shared: Shared) -> list[Row]:
-    lists = [_saved_at(sample, index, shared, bool(prefix)) for sample in samples]
+def _rows(samples: Sequence[TraceResult], fit: _Fitter, index: int, prefix: str, shared: Sequence[Shared]) -> list[Row]:
+    lists = [_saved_at(sample, index, own, bool(prefix)) for sample, own in zip(samples, shared, strict=True)]
     groups = _one_by_one(lists) or _by_kind(lists)
     rows: Counter[Row] = Counter()
     for members, counts in groups:
-        row = _row(members, counts, fit, prefix, shared)
+        row = _row(members, counts, fit, prefix, shared[0])
         rows[row] += 1
     return [_times(row, count) for row, count in rows.items()]
 

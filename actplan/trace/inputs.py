@@ -6,19 +6,42 @@ import inspect
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from ..ledgerfile import Images
+from .classes import TYPES, is_composite
 from .options import TraceOptions
 
 
-def model_inputs(model: Any, config: Any, options: TraceOptions) -> dict[str, Any]:
-    """Unpadded, unpacked inputs; caches off."""
+def model_inputs(model: Any, config: Any, options: TraceOptions) -> tuple[dict[str, Any], Images | None]:
+    """Unpadded, unpacked inputs, caches off; and what the images among them are."""
     accepted = inspect.signature(model.forward).parameters
-    inputs = _main_input(model, config, options)
+    inputs, images = _with_images(model, config, options) if options.image_tokens else (None, None)
+    if inputs is None:
+        inputs = _main_input(model, config, options)
+        if is_composite(config) and "input_ids" in inputs:
+            inputs |= _token_types(accepted, torch.zeros_like(inputs["input_ids"]))
     if "use_cache" in accepted or ("input_ids" in inputs and hasattr(config, "use_cache")):
         inputs["use_cache"] = False
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
         inputs["decoder_input_ids"] = torch.zeros(options.batch, options.seq, dtype=torch.long)
-    return inputs
+    return inputs, images
+
+
+def _with_images(model: Any, config: Any, options: TraceOptions) -> tuple[dict[str, Any], Images]:
+    from .images import described, pictures, placed
+
+    made = pictures(model, config, options)
+    ids, image = placed(made, config, options)
+    with unset_fake_temporarily():
+        types = _token_types(inspect.signature(model.forward).parameters, image.long())
+    return {"input_ids": ids, **types, **made.inputs}, described(made, options)
+
+
+def _token_types(accepted: Any, types: Any) -> dict[str, Any]:
+    """Which tokens are an image's, under the name that the processor gives it; forwards of composites ask for it in
+    training."""
+    return {name: types for name in TYPES if name in accepted}
 
 
 def _main_input(model: Any, config: Any, options: TraceOptions) -> dict[str, Any]:
@@ -33,9 +56,14 @@ def _main_input(model: Any, config: Any, options: TraceOptions) -> dict[str, Any
         return {name: torch.zeros(options.batch, bins, _frames(config, options), dtype=dtype)}
     inputs = {"input_ids": torch.zeros(options.batch, options.seq, dtype=torch.long)}
     vision = getattr(config, "vision_config", None)
-    if vision is not None and "pixel_values" in inspect.signature(model.forward).parameters:
+    if vision is not None and not _speaks(model) and "pixel_values" in inspect.signature(model.forward).parameters:
         inputs["pixel_values"] = torch.zeros(options.batch, *_image(vision), dtype=dtype)
     return inputs
+
+
+def _speaks(model: Any) -> bool:
+    """Whether it has a head over words, so that a step of text alone is a step of it."""
+    return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
 
 
 def _image(config: Any) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .flops import add_flops, attention_flops
+from .kernels_varlen import packed_attention
 
 Tensor = Any
 aten = torch.ops.aten
@@ -181,6 +182,8 @@ def flash_attention_forward(
     """
     from transformers.integrations.flash_attention import get_target_dtype
 
+    if kwargs.get("cu_seq_lens_q") is not None:
+        return packed_attention(query, key, value, kwargs["cu_seq_lens_q"]), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     target = get_target_dtype(query, module)

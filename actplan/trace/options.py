@@ -35,6 +35,8 @@ class TraceOptions:
         native: whose LayerNorm, dropout and sdpa: `cpu`, which fake tensors follow and the reference records hold,
             or `cuda`, where statistics are fp32 and a dropout keeps a 1-byte mask. Nothing else differs.
         hold_logits: the caller keeps the logits through backward.
+        image_tokens: tokens of each sequence that stand for images; 0: text alone.
+        language_model: of a configuration with towers, the language model alone, where it has a class of its own.
         overrides: values put over the configuration's own.
     """
 
@@ -51,11 +53,15 @@ class TraceOptions:
     accumulate: str = "gpu"
     native: str = "cpu"
     hold_logits: bool = False
+    image_tokens: int = 0
+    language_model: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _positive(self.batch, "--batch")
         _positive(self.seq, "--seq")
+        if self.image_tokens:
+            _positive(self.image_tokens, "--image-tokens")
         if self.num_layers is not None:
             _positive(self.num_layers, "num_layers")
         parse_dtype(self.dtype)

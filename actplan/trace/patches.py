@@ -110,6 +110,8 @@ def model_kernels(model: Any, options: TraceOptions, model_type: str | None) -> 
     """Patches of one model's modules. Yields the names of the kernels stood in for."""
     with ExitStack() as stack:
         names: list[str] = []
+        if options.attention == "flash" and options.image_tokens:
+            _enter_packed(stack, model)
         if options.linear_attention == "fla":
             names += _enter_fla(stack, model)
         if options.kernels == "liger":
@@ -121,6 +123,21 @@ _FLA_FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     "torch_chunk_gated_delta_rule": ("fla.chunk_gated_delta_rule", kernels_linear.chunk_gated_delta_rule),
     "causal_conv1d_fn": ("causal_conv1d", kernels_linear.causal_conv1d),
 }
+
+
+def _enter_packed(stack: ExitStack, model: Any) -> None:
+    """Towers ask by name whether FlashAttention may run a batch's images packed in a row: with its stand-in, yes."""
+    from transformers.utils import generic
+
+    for source in (generic, *_modeling_files(model)):
+        asked = vars(source).get("is_flash_attention_requested")
+        if asked is not None:
+            stack.enter_context(replaced(source, "is_flash_attention_requested", partial(_is_flash, asked)))
+
+
+def _is_flash(asked: Callable[..., bool], config: Any = None, *args: Any, **kwargs: Any) -> bool:
+    named = kwargs.get("requested_attention_implementation") if config is None else config._attn_implementation
+    return named == FLASH or asked(config, *args, **kwargs)
 
 
 def _enter_fla(stack: ExitStack, model: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +59,15 @@ def representatives(sample: TraceResult, places: list[Place], shared: Shared) ->
 
 
 def _saves(sample: TraceResult, place: Place, shared: Shared) -> list[tuple[Any, ...]]:
+    """What a stage saves of its own, and which tables that are made once it saves too."""
     prefix = len(place.name)
-    return [
+    own: list[tuple[Any, ...]] = [
         (t.module[prefix:], t.shape, t.dtype, t.bytes)
         for t in sample.saved
         if t.mark == place.index and t.birth not in shared
     ]
+    used = {shared[t.birth] for t in sample.saved if t.birth in shared and place.index in t.user_marks}
+    return [*own, *((name,) for name in sorted(used))]
 
 
 def shared_tensors(sample: TraceResult, places: list[Place]) -> dict[tuple[int, int], str]:
@@ -96,28 +100,45 @@ def as_traced(places: list[Place], chosen: dict[str, Place]) -> list[Span]:
 def pattern(kinds: dict[str, list[str]], places: list[Place], chosen: dict[str, Place]) -> list[Span]:
     """The whole model's stages in order, its layers in their stacks' full length."""
     by_place = {place.index: label for label, place in chosen.items()}
+    labels = {place.index: by_place.get(place.index, _label(place)) for place in places}
     spans: list[Span] = []
     done: set[str] = set()
+    inner: set[int] = set()
     for place in places:
-        stack = place.name.rpartition(".")[0] if place.role == "layer" else None
-        if stack is None:
-            spans.append(Span(by_place.get(place.index, _label(place))))
-        elif stack not in done:
+        if place.role != "layer":
+            if place.index not in inner:
+                spans.append(Span(labels[place.index]))
+            continue
+        stack = place.name.rpartition(".")[0]
+        if stack not in done:
             done.add(stack)
-            spans += _layers(
-                stack,
-                kinds[stack],
-                [p for p in places if p.role == "layer" and p.name.rpartition(".")[0] == stack],
-                by_place,
-            )
+            traced = [p for p in places if p.role == "layer" and p.name.rpartition(".")[0] == stack]
+            following = _following(places, traced)
+            inner.update(p.index for p in following.values())
+            spans += _layers(stack, kinds[stack], traced, by_place, {i: labels[p.index] for i, p in following.items()})
     return spans
 
 
-def _layers(stack: str, kinds: list[str], traced: list[Place], by_place: dict[int, str]) -> list[Span]:
+def _following(places: list[Place], traced: list[Place]) -> dict[int, Place]:
+    """Number of a layer -> the stage between it and the next one of its stack (features of images that a model adds
+    behind some of its layers), where there is one."""
+    last = traced[-1].index
+    names = {f"after {place.name}": number_of(place.name) for place in traced}
+    return {names[p.name]: p for p in places if p.index < last and p.name in names}
+
+
+def number_of(path: str) -> int:
+    """A layer's number in its stack."""
+    return int(path.rpartition(".")[2])
+
+
+def _layers(
+    stack: str, kinds: list[str], traced: list[Place], by_place: dict[int, str], following: dict[int, str]
+) -> list[Span]:
     """Every layer of the full stack: as traced where it was traced, the last like the last traced one of its
-    kind."""
-    special = {int(p.name.rpartition(".")[2]): by_place[p.index] for p in traced if p.index in by_place}
-    last_traced = max(int(p.name.rpartition(".")[2]) for p in traced)
+    kind; and what follows single layers."""
+    special = {number_of(p.name): by_place[p.index] for p in traced if p.index in by_place}
+    last_traced = max(number_of(p.name) for p in traced)
     ran = {p.kind for p in traced}  # a layer that this run skips (vision layers on text) is no stage
     labels: list[str | None] = []
     for i, kind in enumerate(kinds):
@@ -130,12 +151,33 @@ def _layers(stack: str, kinds: list[str], traced: list[Place], by_place: dict[in
         labels.append(label)
     if last_traced in special and kinds[-1] == kinds[last_traced]:
         labels[-1] = special[last_traced]
-    spans: list[Span] = []
+    return list(_spans(stack, labels, _repeated(following, traced, kinds)))
+
+
+def _repeated(following: dict[int, str], traced: list[Place], kinds: list[str]) -> dict[int, str]:
+    """What follows single layers, of the full stack: where it follows every traced layer of a kind, every one."""
+    numbers = [number_of(p.name) for p in traced]
+    found = dict(following)
+    for i in range(max(numbers), len(kinds) - 1):
+        alike = [j for j in numbers[:-1] if kinds[j] == kinds[i]]
+        if alike and all(j in following for j in alike):
+            found[i] = following[alike[-1]]
+    return found
+
+
+def _spans(stack: str, labels: list[str | None], following: dict[int, str]) -> Iterator[Span]:
+    """Runs of equal layers, cut where something follows a layer."""
+    run: Span | None = None
     for i, label in enumerate(labels):
+        if run is not None and (label != run.stage or run.first + run.count != i):
+            yield run
+            run = None
         if label is None:
             continue
-        if spans and spans[-1].stage == label and spans[-1].first + spans[-1].count == i:
-            spans[-1] = Span(label, spans[-1].count + 1, stack, spans[-1].first)
-        else:
-            spans.append(Span(label, 1, stack, i))
-    return spans
+        run = Span(label, 1 if run is None else run.count + 1, stack, i if run is None else run.first)
+        if i in following:
+            yield run
+            yield Span(following[i])
+            run = None
+    if run is not None:
+        yield run

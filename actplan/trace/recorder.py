@@ -110,6 +110,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.gradients: dict[int, int] = {}
         self.accumulated: list[tuple[int, Any]] = []
         """Where on the tape which parameter's gradient had become its `.grad`."""
+        self.given: set[int] = set()  # parameters (by id) that were given a gradient
         self.flops = Flops()
         self.hints: dict[str, int] = {}
         self.phase = "forward"
@@ -161,6 +162,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             block = None if tensor is None else self._by_key.get(storage_key(tensor))
             self.marks.append(Mark(name, len(self.tape), self.live, sequence_number(), block))
             self._mark_sequences.append(sequence_number())
+            self._stage = len(self.marks) - 1
+
+    def drop_empty_mark(self) -> None:
+        """Forget the mark behind a layer where nothing was made or packed since: the next layer follows it."""
+        if self.phase != "forward" or not self.marks or not self.marks[-1].name.startswith("after "):
+            return
+        since = len(self.marks) - 1
+        made = any(delta > 0 for delta, _ in self.tape[self.marks[-1].index :])
+        if not made and not (self.packed and self.packed[-1].mark == since):
+            self.marks.pop()
+            self._mark_sequences.pop()
             self._stage = len(self.marks) - 1
 
     def begin_backward(self) -> None:
@@ -240,6 +252,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         where a backward returned None for the parameter, which makes its gradient in another way."""
         if parameter.grad is None:
             return
+        self.given.add(id(parameter))
         key = storage_key(parameter.grad)
         block = self._retire(key)
         if key not in self.excluded and block is not None:
@@ -268,7 +281,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def pack(self, tensor: Any) -> Handle:
         self._muted = True
-        handle = Handle(tensor.detach())
+        handle = Handle(branches.detached(tensor))
         self._muted = False
         key = storage_key(tensor)
         if self.phase == "forward":

@@ -124,6 +124,10 @@ class TraceResult:
     notes: tuple[str, ...]
     versions: dict[str, str]
     hints: dict[str, int]
+    has_loss: bool = True
+    """Whether the step ended in a single number."""
+    idle: tuple[str, ...] = ()
+    """Parameters that may be trained and were given no gradient."""
 
     @property
     def saved_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from ..errors import InputError
 from . import build, patches
 from .autocast import autocast
 from .checkpoint import checkpointed
+from .classes import is_composite
 from .options import TraceOptions
 from .recorder import Recorder
 from .result import Event, TraceResult
@@ -81,6 +83,7 @@ class Step:
 
     def __init__(self, recorder: Recorder, loss: Any) -> None:
         self.names = node_names(loss.grad_fn)
+        self.has_loss = loss.dim() == 0
         self.alive = {id(p) for p in recorder.packed if p.handle() is not None}
 
 
@@ -124,7 +127,8 @@ def _with_loss_mark(built: build.Built, recorder: Recorder) -> Any:
 def _hooks(model: Any, recorder: Recorder, built: build.Built) -> list[Any]:
     """Follow which module runs, mark where stages begin, and take note of finished gradients."""
     layers = set(layer_paths(model))
-    last = {paths[-1] for paths in stacks(model).values()}
+    between = is_composite(getattr(model, "config", None))
+    last = layers if between else {paths[-1] for paths in stacks(model).values()}
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     handles: list[Any] = []
     for path, module in model.named_modules():
@@ -138,6 +142,7 @@ def _hooks(model: Any, recorder: Recorder, built: build.Built) -> list[Any]:
 def _module_hooks(path: str, module: Any, recorder: Recorder, *, layer: bool, last: bool, head: bool) -> list[Any]:
     def enter(_: Any, args: Any, kwargs: Any) -> None:
         if layer or head:
+            recorder.drop_empty_mark()
             recorder.mark(path if layer else "head", first_tensor(args, kwargs))
         recorder.enter_module(path)
 
@@ -167,16 +172,20 @@ def _attention_name(options: TraceOptions) -> tuple[str, ...]:
 @contextmanager
 def quiet(python: bool) -> Iterator[None]:
     """Transformers' advice about kernels that are stood in for is of no use here."""
-    with warnings.catch_warnings():
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # prints a traceback of its own before it raises
+    before = log.level
+    with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")
+        log.setLevel(logging.CRITICAL)
+        stack.callback(log.setLevel, before)
         if python:
             yield
             return
-        from transformers.utils import logging
+        from transformers.utils import logging as advice
 
-        level = logging.get_verbosity()
-        logging.set_verbosity_error()
+        level = advice.get_verbosity()
+        advice.set_verbosity_error()
         try:
             yield
         finally:
-            logging.set_verbosity(level)
+            advice.set_verbosity(level)

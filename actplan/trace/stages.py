@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .classes import is_composite
+
 
 def stage_of(path: str) -> str:
     """`model.layers.3.mlp.act_fn` -> `model.layers.3`; a path without a number is its own stage."""
@@ -20,12 +22,24 @@ def is_layer(stage: str) -> bool:
 
 
 def stacks(model: Any) -> dict[str, list[str]]:
-    """The outermost numbered containers (`nn.ModuleList`, `nn.Sequential`) and the paths of their layers."""
+    """The outermost numbered containers (`nn.ModuleList`, `nn.Sequential`) and the paths of their layers; in a model of
+    images and text only those whose layers Transformers checkpoints (a projector's linears, and what merges a tower's
+    features, are no layers)."""
     found: dict[str, list[str]] = {}
-    for path, _ in model.named_modules():
+    modules = dict(model.named_modules())
+    for path in modules:
         if path and is_layer(path) and stage_of(path) == path:
             found.setdefault(path.rpartition(".")[0], []).append(path)
-    return found
+    if not is_composite(getattr(model, "config", None)):
+        return found
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    kept = {
+        stack: paths
+        for stack, paths in found.items()
+        if all(isinstance(modules[path], GradientCheckpointingLayer) for path in paths)
+    }
+    return kept or found
 
 
 def layer_paths(model: Any) -> list[str]:

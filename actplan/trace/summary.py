@@ -13,7 +13,7 @@ import torch
 from .options import TraceOptions
 from .recorder import Block, Mark, Packed, Recorder
 from .result import Event, LiveTensor, SavedTensor, StageRecord, TraceResult
-from .stages import is_layer, layer_kinds, stacks, stage_of
+from .stages import layer_kinds, layer_paths, stacks, stage_of
 
 if TYPE_CHECKING:
     from .build import Built
@@ -28,14 +28,15 @@ def summarise(
     per_stage: Counter[str] = Counter()
     for tensor in saved:
         per_stage[tensor.stage] += tensor.bytes
-    layers = [stage for stage in per_stage if is_layer(stage)]
+    paths = layer_paths(built.model)
+    layers = [stage for stage in per_stage if stage in paths]
     return TraceResult(
         name=built.name,
-        num_layers=sum(len(paths) for paths in stacks(built.model).values()),
+        num_layers=len(paths),
         num_parameters=sum(p.numel() for p in built.model.parameters()),
         saved=saved,
         layer_saved_bytes=tuple(per_stage[stage] for stage in layers),
-        outside_layers={stage or "<loss>": size for stage, size in per_stage.items() if not is_layer(stage)},
+        outside_layers={stage or "<loss>": size for stage, size in per_stage.items() if stage not in layers},
         end_forward_bytes=live_at(recorder, recorder.end_index),
         peak_forward_bytes=recorder.peaks["forward"][0],
         peak_backward_bytes=recorder.peaks["backward"][0],
@@ -45,6 +46,10 @@ def summarise(
         notes=tuple(built.notes),
         versions=_versions(),
         hints=dict(recorder.hints),
+        has_loss=step.has_loss,
+        idle=tuple(
+            path for path, p in built.model.named_parameters() if p.requires_grad and id(p) not in recorder.given
+        ),
     )
 
 

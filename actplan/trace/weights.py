@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..ledgerfile import Parameter, Weights
 from ..units import DTYPES
-from .stages import is_layer, stage_of
+from .stages import layer_paths, stage_of
 from .tensors import dtype_name
 
+EMBEDDING, HEAD = "embedding", "head"
 _SHORT = {dtype.name: dtype.short for dtype in DTYPES.values()}
 
 
-def weights(model: Any) -> list[Weights]:
-    """Every parameter once, in the order of the modules; equal layers in a row are one entry.
+Listed = list[tuple[str, str, Parameter]]
+"""(path, layer or end, parameter)"""
+
+
+def listed(model: Any) -> Listed:
+    """Every parameter once, with its place, in the order of the modules.
 
     What stands before the first layer counts as the embedding's, what stands behind one as the head's.
     """
-    owned: dict[str, list[Parameter]] = {}
+    layers = tuple(f"{path}." for path in layer_paths(model))
+    found: Listed = []
     before = True
     for path, parameter in model.named_parameters():
         place = stage_of(path)
-        if is_layer(place):
+        if f"{place}." in layers:
             before = False
         else:
-            place = "embedding" if before else "head"
-        name = path.removeprefix(f"{place}.")
-        owned.setdefault(place, []).append(_parameter(name, parameter))
+            place = EMBEDDING if before else HEAD
+        found.append((path, place, _parameter(path.removeprefix(f"{place}."), parameter)))
+    return found
+
+
+def grouped(parameters: Listed, idle: Collection[str] = ()) -> list[Weights]:
+    """Parameters by their places; equal layers in a row are one entry. idle: paths of those without a gradient."""
+    owned: dict[str, list[Parameter]] = {}
+    for path, place, parameter in parameters:
+        owned.setdefault(place, []).append(replace(parameter, idle=True) if path in idle else parameter)
     found: list[Weights] = []
-    for place, parameters in owned.items():
-        stack, _, number = place.rpartition(".")
-        if not is_layer(place):
-            found.append(Weights(place, parameters))
+    for place, parameters_here in owned.items():
+        if place in (EMBEDDING, HEAD):
+            found.append(Weights(place, parameters_here))
             continue
+        stack, _, number = place.rpartition(".")
         last = found[-1] if found else None
         follows = last is not None and last.place == stack and last.first + last.count == int(number)
-        if last is not None and follows and last.parameters == parameters:
-            found[-1] = Weights(stack, parameters, last.first, last.count + 1)
+        if last is not None and follows and last.parameters == parameters_here:
+            found[-1] = Weights(stack, parameters_here, last.first, last.count + 1)
         else:
-            found.append(Weights(stack, parameters, int(number)))
+            found.append(Weights(stack, parameters_here, int(number)))
     return found
 
 
