@@ -18,7 +18,7 @@ from ..ledgerfile import Ending, Images, LeftOut
 from ..ledgerfile.structs import UNASKED
 from ..units import parse_dtype
 from .branches import RealSchedules, with_values
-from .classes import is_composite, language_stacks, left_out, training_class
+from .classes import head_of, is_composite, language_stacks, left_out, training_class
 from .options import TraceOptions
 from .patches import FLASH
 from .stages import stacks
@@ -172,10 +172,17 @@ def build_transformers(source: Any, options: TraceOptions) -> Built:
     built = Built(config.model_type, model, lambda: None, config.model_type, config, options.loss, notes)
     built.left_out = missing
     if is_composite(config):
-        with_images = f"images of {options.image_tokens:,} tokens" if options.image_tokens else "no image"
-        notes.append(f"traced as {type(model).__name__}, {with_images} in a sequence")
+        notes.append(f"traced as {type(model).__name__}, {_with_images(model, config, options)}")
     built.forward = _runner(built, options)
     return built
+
+
+def _with_images(model: Any, config: Any, options: TraceOptions) -> str:
+    from .inputs import takes_image
+
+    if options.image_tokens:
+        return f"with images of {options.image_tokens:,} tokens in a sequence"
+    return "with one image beside a sequence" if takes_image(model, config) else "on text alone"
 
 
 def resized(built: Built, options: TraceOptions) -> Built:
@@ -229,7 +236,7 @@ def _runner(built: Built, options: TraceOptions) -> Callable[[], Any]:
 
     model, config = built.model, built.config
     inputs, built.images = model_inputs(model, config, options)
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = head_of(model)
     labels = inputs.get("input_ids")
     if built.loss != "none" and (head is None or labels is None):
         built.notes.append(f"{config.model_type} {UNASKED}")

@@ -57,6 +57,13 @@ def _auto(name: str) -> Any:
     return getattr(transformers, name, None)
 
 
+def head_of(model: Any) -> Any:
+    """The projection to words; of a composite that does not say, that of a model inside it (BLIP's decoder)."""
+    inside = model.modules() if is_composite(getattr(model, "config", None)) else (model,)
+    heads = (one.get_output_embeddings() for one in inside if hasattr(one, "get_output_embeddings"))
+    return next((head for head in heads if head is not None), None)
+
+
 def left_out(config: Any, model: Any) -> list[LeftOut]:
     """The parts of a composite configuration that a model was built without, with their parameters: the whole
     class's less the model's. Nothing where the whole class cannot be built."""

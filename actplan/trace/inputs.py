@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..ledgerfile import Images
-from .classes import TYPES, is_composite
+from .classes import TYPES, head_of, is_composite
 from .options import TraceOptions
 
 
@@ -47,7 +47,8 @@ def _token_types(accepted: Any, types: Any) -> dict[str, Any]:
 def _main_input(model: Any, config: Any, options: TraceOptions) -> dict[str, Any]:
     name = getattr(model, "main_input_name", "input_ids")
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    if name == "pixel_values":
+    accepted = inspect.signature(model.forward).parameters
+    if name == "pixel_values" and not (_speaks(model) and "input_ids" in accepted):
         return {name: torch.zeros(options.batch, *_image(config), dtype=dtype)}
     if name == "input_values":
         return {name: torch.zeros(options.batch, options.seq * 320, dtype=dtype)}
@@ -55,15 +56,23 @@ def _main_input(model: Any, config: Any, options: TraceOptions) -> dict[str, Any
         bins = getattr(config, "num_mel_bins", getattr(config, "feature_size", 80))
         return {name: torch.zeros(options.batch, bins, _frames(config, options), dtype=dtype)}
     inputs = {"input_ids": torch.zeros(options.batch, options.seq, dtype=torch.long)}
-    vision = getattr(config, "vision_config", None)
-    if vision is not None and not _speaks(model) and "pixel_values" in inspect.signature(model.forward).parameters:
-        inputs["pixel_values"] = torch.zeros(options.batch, *_image(vision), dtype=dtype)
+    if takes_image(model, config):
+        inputs["pixel_values"] = torch.zeros(options.batch, *_image(config.vision_config), dtype=dtype)
     return inputs
+
+
+def takes_image(model: Any, config: Any) -> bool:
+    """Whether an image stands beside the tokens that nobody asked for: where the forward requires one, or the model has
+    no head over words. Any other step of text alone is a step of the model."""
+    pixels = inspect.signature(model.forward).parameters.get("pixel_values")
+    if pixels is None or getattr(config, "vision_config", None) is None:
+        return False
+    return pixels.default is pixels.empty or not (_speaks(model) and is_composite(config))
 
 
 def _speaks(model: Any) -> bool:
     """Whether it has a head over words, so that a step of text alone is a step of it."""
-    return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
+    return head_of(model) is not None
 
 
 def _image(config: Any) -> tuple[int, int, int]:

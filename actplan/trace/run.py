@@ -16,7 +16,7 @@ from ..errors import InputError
 from . import build, patches
 from .autocast import autocast
 from .checkpoint import checkpointed
-from .classes import is_composite
+from .classes import head_of, is_composite
 from .options import TraceOptions
 from .recorder import Recorder
 from .result import Event, TraceResult
@@ -129,7 +129,7 @@ def _hooks(model: Any, recorder: Recorder, built: build.Built) -> list[Any]:
     layers = set(layer_paths(model))
     between = is_composite(getattr(model, "config", None))
     last = layers if between else {paths[-1] for paths in stacks(model).values()}
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = head_of(model)
     handles: list[Any] = []
     for path, module in model.named_modules():
         handles += _module_hooks(path, module, recorder, layer=path in layers, last=path in last, head=module is head)

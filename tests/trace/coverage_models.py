@@ -137,6 +137,8 @@ def without(error: str) -> dict[str, Any]:
 
 
 def _ledger(config: Any) -> dict[str, Any]:
+    from actplan.errors import InputError
+    from actplan.estimate.traced_ending import check_verdict
     from actplan.trace import TraceOptions, fit_ledger
 
     options = TraceOptions(dtype="bf16", attention="sdpa")
@@ -144,9 +146,17 @@ def _ledger(config: Any) -> dict[str, Any]:
     check = ledger.checked[0]
     if check.saved_error_bytes:
         raise ValueError(f"the fit is off by {check.saved_error_bytes} bytes at a length it has not seen")
+    try:
+        check_verdict(ledger)
+        verdict = "given"
+    except InputError:
+        verdict = "refused"
     return {
         "status": "ledger",
+        "class": ledger.run["class"],
         "loss": ledger.run["loss"],
+        "head_and_loss": ledger.end.head and ledger.end.loss,
+        "verdict": verdict,
         "layer_kinds": sum(stage.role == "layer" for stage in ledger.stages.values()),
         "saved_error_bytes": check.saved_error_bytes,
         "peak_error": check.peak_error,
@@ -238,6 +248,7 @@ def _write(path: Path, results: dict[str, Any], torch_version: str, transformers
         "lengths": [SEQ - 13, SEQ],
         "checked_at": SEQ - 5,
         "with_ledger": ok,
+        "with_head_and_loss": sum(r.get("head_and_loss", False) for r in results.values()),
         "without": len(results) - ok,
         "models": results,
     }

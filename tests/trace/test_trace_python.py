@@ -13,6 +13,7 @@ import trace_cases as cases
 pytestmark = pytest.mark.torch
 
 from actplan.errors import InputError  # noqa: E402
+from actplan.estimate.traced_ending import check_verdict  # noqa: E402
 from actplan.trace import TraceOptions, fit_ledger, trace_model  # noqa: E402
 
 WIDTH = 64
@@ -79,6 +80,20 @@ def test_ledger_of_a_module() -> None:
     assert [c.saved_error_bytes for c in ledger.checked] == [0, 0]
     assert ledger.evaluate(5, 1000).saved_bytes == 3 * 5 * 1000 * WIDTH * 4
     assert not [note for note in ledger.notes if "without gradients" in note]
+    check_verdict(ledger)
+
+
+def test_a_function_without_a_loss_gives_no_verdict() -> None:
+    def bare(batch: int, seq: int) -> Any:
+        return _mlp(batch, seq)[:2]
+
+    ledger = fit_ledger(bare, TraceOptions(), lengths=(100, 200), batches=(1,), check=[])
+    assert ledger.end.reason == "the function returned no single number"
+    with pytest.raises(InputError, match="no verdict on a traced step with neither head nor loss"):
+        check_verdict(ledger)
+    stage = fit_ledger(bare, TraceOptions(loss="none"), lengths=(100, 200), batches=(1,), check=[])
+    assert stage.end.asked
+    check_verdict(stage)
 
 
 class _Asking(torch.nn.Linear):
