@@ -26,7 +26,8 @@ class PackedAttention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        # at::empty_like(q): laid out as the queries are
+        out = torch.empty_like(q) if v.shape[-1] == q.shape[-1] else q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
         rng_state = q.new_empty((2,), dtype=torch.int64)
         ctx.save_for_backward(q, k, v, out, lse, starts, rng_state)
@@ -38,7 +39,7 @@ class PackedAttention(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, _, _, starts, _ = ctx.saved_tensors
         dout = dout.contiguous()
-        dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         rows = q.shape[0] + TILE * (len(starts) - 1)
         softmax_d = q.new_empty((q.shape[1], rows), dtype=torch.float32)
         dq_accum = q.new_empty((rows, q.shape[1], -(-q.shape[-1] // 32) * 32), dtype=torch.float32)
