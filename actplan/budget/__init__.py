@@ -135,10 +135,10 @@ def _inputs(plan: StagePlan, body: Body) -> Iterable[Line]:
     """Token ids where the embedding or the loss is, and the buffers of this stage's modules."""
     profile = body.profile
     layers = sum(layer.buffers for first, last in plan.chunks for layer in profile.layers[first : last + 1])
-    counted = profile.has_token_ids and plan.embedding
-    tokens = body.run.tokens if (plan.embedding or plan.head) and not counted else 0
+    tokens = body.run.tokens if plan.embedding or plan.head else 0
     # every stage has the modules that make position tables
-    lines = step_lines(tokens, profile.embedding.buffers + layers + profile.head.buffers)
+    buffers = profile.embedding.buffers + layers + profile.head.buffers
+    lines = step_lines(tokens, buffers, viewed=profile.has_token_ids and plan.embedding)
     return (line for line in lines if line.nbytes)
 
 

@@ -77,16 +77,17 @@ def states(
     return States(tuple(line for line in lines if line.nbytes), _host_bytes(held, recipe), paged, streams)
 
 
-def step_lines(tokens: int, buffers: int) -> list[Line]:
+def step_lines(tokens: int, buffers: int, *, viewed: bool = False) -> list[Line]:
     """What a step needs beside states: its token ids, and what modules hold that is no parameter.
 
     Args:
         tokens: of one micro-batch on this rank. buffers: bytes, as the allocator counts them.
+        viewed: whether forward and backward count the token ids themselves, through a view that the model makes.
     """
     reason = "token ids of a micro-batch, int64, which are its labels too"
-    ids = Line(
-        "workspace", "token ids", rounded(INT64.itemsize * tokens), ALWAYS, reason, "torch.utils.data.DataLoader"
-    )
+    phases = ALWAYS - {"forward_loss", "backward"} if viewed else ALWAYS
+    size = rounded(INT64.itemsize * tokens)
+    ids = Line("workspace", "token ids", size, phases, reason, "torch.utils.data.DataLoader")
     reason = "buffers of modules: the frequencies that position tables are made from, scales, routers' biases"
     return [ids, Line("workspace", "buffers", buffers, ALWAYS, reason, "torch.nn.Module.register_buffer")]
 
