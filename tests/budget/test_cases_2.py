@@ -25,6 +25,11 @@ from actplan.units import GIB, MIB
 GB = 10**9
 REFERENCE = Path(__file__).parent.parent / "reference"
 CASES = json.loads((REFERENCE / "cases_2.json").read_text(encoding="utf-8"))
+CHILDREN = "children"
+QUANTISED_EXPERTS = "--quantise-experts"
+SHARDED_BASES = [("--recipe", "fsdp", "--quantise", "nf4-double"), ("--recipe", "zero-3", "--quantise", "nf4-double")]
+EIGHT_BITS = ("--quantise", "int8")
+"""The words for what new-16, new-08, new-19 and new-20 ask for."""
 PARAMETERS = {
     # Transformers 5.24, AutoModelForCausalLM.from_config on the meta device
     "qwen2.5-32b": 32_763_876_352,
@@ -113,6 +118,22 @@ def test_new_09_a_32b_fine_tuning_runs_on_sixteen_h100_at_20k_tokens_only(ranks:
     assert (found.code == 0) == found.data["fit"]["fits"] == runs
 
 
+@pytest.mark.parametrize("loss", ["naive", "fused"])
+def test_new_01_the_verdict_is_tight(loss: str) -> None:
+    """It runs, with little to spare: what is allocated is within the device, what is typically reserved is not."""
+    run_ = ("--preset", "qwen-27b", "--recipe", "fsdp", "--dp", "8", "--seq", "8192", "--checkpoint", "layer")
+    found = estimate(*run_, "--loss", loss, "--gpu", "h100-80gb")
+    assert (found.code, found.data["fit"]["verdict"]) == (0, "tight")
+
+
+@pytest.mark.parametrize(("ranks", "tokens", "runs"), [(8, 20000, False), (16, 20000, True), (16, 32000, False)])
+def test_new_09_the_verdicts(ranks: int, tokens: int, runs: bool) -> None:
+    run_ = ("--recipe", "fsdp", "--dp", str(ranks), "--seq", str(tokens), "--checkpoint", "layer")
+    found = estimate(*config("qwen2.5-32b"), *run_, "--gpu", "h100-80gb")
+    assert (found.code == 0) == runs
+    assert (found.data["fit"]["verdict"] != "no") == runs
+
+
 def test_new_10_the_second_step_needs_more_than_the_first() -> None:
     """Out of memory in the second step's backward: the 8-bit states appear at the end of the first."""
     run_ = ("--seq", "16384", "--recipe", "autocast", "--optimizer", "adamw8bit", "--attention", "flash")
@@ -134,6 +155,13 @@ def test_new_16_what_wrapping_the_children_of_a_layer_keeps() -> None:
     assert sum(found.autograd["layer_saved_bytes"]) == 28 * one_input
     # three inputs more in each layer make the budget of whole layers the reported peak
     assert found.budget["total_bytes"] + 3 * 28 * one_input == pytest.approx(40.8 * GB, rel=0.1)
+
+
+def test_new_16_children_wrapped_on_their_own() -> None:
+    """The policy that accelerate's FSDP2 had: attention, MLP and both norms, each under a checkpoint of its own."""
+    run_ = ("--seq", "131072", "--recipe", "fsdp", "--dp", "8", "--checkpoint", CHILDREN, "--loss", "fused")
+    found = estimate(*config("qwen3-0.6b"), *run_, "--gpu", "h100-80gb")
+    assert found.budget["total_bytes"] == pytest.approx(40.8 * GB, rel=0.1)
 
 
 # --- what checkpointing keeps --------------------------------------------------------------------------------------
@@ -201,6 +229,27 @@ def test_new_03_adapters_under_tensor_parallelism_take_more_than_the_planner_sai
     assert "32710" in uneven.error.replace(",", "")
 
 
+def test_new_03_adapters_in_the_type_of_the_model() -> None:
+    """35.08 GiB were measured: Megatron runs adapters in bf16 and keeps no fp32 copy of an input."""
+    run_ = ("--preset", "qwen-27b", "--tp", "4", "--sp", "--recipe", "megatron-bf16", "--lora-rank", "8")
+    run_ = (*run_, "--lora-targets", "all-linear", "--loss", "none", "--seq", "6964")
+    assert estimate(*run_, "--kernels", "liger").autograd["saved_bytes"] == pytest.approx(35.08 * GIB, rel=0.15)
+    plain, wide = (estimate(*run_, "--lora-dtype", word).autograd["saved_bytes"] for word in ("bf16", "fp32"))
+    assert estimate(*run_).autograd["saved_bytes"] == plain < wide / 1.5
+
+
+def test_new_08_the_experts_are_named_and_can_be_quantised() -> None:
+    """23 GiB once the experts are quantised as well."""
+    run_ = ("--recipe", "qlora", "--lora-rank", "16", "--seq", "2048", "--checkpoint", "layer", "--gpu", "rtx-5090")
+    whole = estimate("--preset", "qwen3-30b-a3b", *run_)
+    said = [note["message"] for note in whole.data["notes"] if "expert" in note["message"]]
+    # 128 experts of 48 layers, three matrices of 2,048 × 768 each, in fp32
+    size = 48 * 128 * 3 * 2048 * 768 * 4 / GIB
+    assert any("quantise" in text and f"{size:.2f} GiB" in text for text in said), said
+    quantised = estimate("--preset", "qwen3-30b-a3b", *run_, QUANTISED_EXPERTS)
+    assert 17 * GIB < quantised.budget["total_bytes"] < 24 * GIB
+
+
 def test_new_08_experts_that_stay_unquantised_decide_the_size() -> None:
     """127 GiB at the peak, where a 4-bit base was meant to fit a card of 32."""
     run_ = ("--recipe", "qlora", "--lora-rank", "16", "--seq", "2048", "--checkpoint", "layer")
@@ -217,6 +266,27 @@ def test_new_19_a_4_bit_base_of_70b_is_41_gib() -> None:
     assert found.phase("forward_loss")["parameters_bytes"] == pytest.approx(41.1 * GIB, rel=0.01)
 
 
+@pytest.mark.parametrize("recipe", SHARDED_BASES)
+def test_new_19_a_4_bit_base_that_is_sharded(recipe: tuple[str, ...]) -> None:
+    """A quarter of 41.1 GiB on each of four cards, beside what is gathered at a time."""
+    run_ = ("--dp", "4", "--lora-rank", "8", "--lora-targets", "all-linear", "--seq", "512", "--checkpoint", "layer")
+    found = estimate(*config("llama-3.1-70b"), *recipe, *run_, "--gpu", "rtx-3090")
+    # the type of norms, embedding and head is the recipe's: 37.2 GiB of all in bf16, 41.1 in fp32
+    held = found.phase("optimizer_step")["parameters_bytes"]
+    assert 37.2 / 4 * GIB * 0.97 < held < 41.1 / 4 * GIB * 1.03
+    assert found.budget["total_bytes"] < 24 * GIB
+
+
+def test_new_20_an_8_bit_base() -> None:
+    """A byte for each value of a linear, and a scale for each row; the embedding, tied with the head, stays bf16."""
+    run_ = ("--recipe", "lora", "--lora-rank", "16", "--seq", "14000", "--checkpoint", "layer", "--loss", "fused")
+    found = estimate(*config("gemma3-12b"), *run_, *EIGHT_BITS)
+    embedding = 262208 * 3840
+    size = PARAMETERS["gemma3-12b"] - embedding + 2 * embedding
+    assert found.phase("forward_loss")["parameters_bytes"] == pytest.approx(size, rel=0.02)
+    assert estimate(*config("gemma3-12b"), *run_, *EIGHT_BITS, "--gpu", "h100-80gb").code == 0
+
+
 def test_new_20_a_16_bit_base_of_gemma_3_12b_is_22_gib() -> None:
     run_ = ("--recipe", "lora", "--lora-rank", "16", "--seq", "14000", "--checkpoint", "layer", "--loss", "fused")
     found = estimate(*config("gemma3-12b"), *run_)
@@ -230,3 +300,15 @@ def test_new_22_a_family_that_is_not_known_is_refused_with_a_way_out(model_type:
     assert found.code == 2
     assert model_type in found.error
     assert "actplan trace" in found.error
+
+
+@pytest.mark.parametrize("method", ["fp8", "gptq", "awq", "mxfp4", "bitsandbytes", "unheard-of"])
+def test_new_22_a_quantised_checkpoint_is_read_or_refused(method: str, tmp_path: Path) -> None:
+    """13 of 33 public configurations have a quantization_config, and none of them said so."""
+    raw = json.loads((REFERENCE / "configs" / "qwen3-0.6b.json").read_text(encoding="utf-8"))
+    bits = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"} if method == "bitsandbytes" else {}
+    raw["quantization_config"] = {"quant_method": method, **bits}
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    found = estimate("--model", str(tmp_path), "--seq", "512")
+    assert found.code == 2 or "quantis" in found.notes()
+    assert found.code == 0 or "quantization_config" in found.error
