@@ -26,6 +26,8 @@ CASES: list[dict[str, Any]] = [
     {"model": "mistral", "recipe": "bf16", "optimizer": "adamw-fused", "microbatches": 2},
     {"model": "mistral", "recipe": "fp32", "optimizer": "adamw", "microbatches": 3, "seq": 200, **EAGER},
     {"model": "mistral", "recipe": "bf16", "optimizer": "adamw", "hold_logits": True, "seq": 3000},
+    {"model": "mistral", "recipe": "bf16", "optimizer": "adamw", "set_to_none": False},
+    {"model": "qwen3", "recipe": "fp32", "optimizer": "adamw-fused", "set_to_none": False, "seq": 257, **EAGER},
     {"model": "qwen3", "recipe": "autocast", "optimizer": "adamw-fused"},
     {"model": "qwen3", "recipe": "autocast", "optimizer": "adamw-fused", "seq": 1500, "microbatches": 2},
     {"model": "qwen3", "recipe": "fp16", "optimizer": "adamw"},
@@ -47,6 +49,7 @@ def test_the_phases_of_a_step(case: dict[str, Any]) -> None:
     run = {"layers": 4, "batch": 1, "seq": 450, "attention": "flash", **case}
     options: list[Any] = ["--recipe", run["recipe"], "--optimizer", run["optimizer"], "--device", "cuda"]
     options += ["--checkpoint", run.get("policy", "none"), "--microbatches", run.get("microbatches", 1)]
+    options += ["--zero-grad", "zeros"] * (not run.get("set_to_none", True))
     options += ["--hold-logits"] * run.get("hold_logits", False)
     assert_phases(
         measure("optimizers.run_steps", **run),
