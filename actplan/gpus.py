@@ -197,9 +197,25 @@ SLACK_SOURCE = (
 )
 
 
-def reserved_range(allocated_bytes: int, *, eager_attention: bool = False) -> tuple[int, int, int]:
-    """What the caching allocator reserves for a peak of `allocated_bytes`: at least, typically, at most."""
+Allocator = Literal["default", "expandable"]
+"""How PyTorch's caching allocator maps memory: in segments of a fixed size, or in ones that grow
+(`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`), which leaves next to nothing unusable between blocks."""
+ALLOCATORS: tuple[Allocator, ...] = ("default", "expandable")
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def reserved_range(
+    allocated_bytes: int, *, eager_attention: bool = False, allocator: Allocator = "default"
+) -> tuple[int, int, int]:
+    """Return the bytes that the caching allocator reserves for a peak of `allocated_bytes`: (low, typical, high).
+
+    low is what is left when it has given back every free block, as it does before it fails with an out-of-memory
+    error (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`). Expandable segments are typically there, and at
+    most where the default allocator typically is.
+    """
     slack = SLACK_EAGER if eager_attention else SLACK
+    if allocator == "expandable":
+        slack = Slack(SLACK.low, SLACK.low, slack.typical)
     typical = (allocated_bytes * slack.typical + 50) // 100
     return allocated_bytes * slack.low // 100, typical, -(-allocated_bytes * slack.high // 100)
 

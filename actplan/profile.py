@@ -423,7 +423,7 @@ class _Measured:
             captured=captured(self.dropped, i),
             owed=trace.postponed,
             buffers=sum(size for stage, size in self.stored.tape.buffers.values() if stage == i),
-            ascent=ascent(trace, points),
+            ascent=ascent(trace, points, shift=0 if tables else self.dead(i)),
             formed=tuple(_described(p.parameter or "", p) for p in trace.formed),
         )
 
@@ -443,9 +443,11 @@ class _Measured:
         return tuple(_described(path, p) for path, p in made if p.storage.stage == i)
 
 
-def ascent(trace: StageTrace, points: Sequence[int]) -> Ascent:
-    """The heights of a stage between the gradients that its backward accumulates."""
-    return climbed(points, tuple(_described(p.parameter or "", p) for p in trace.accumulated), trace.lows)
+def ascent(trace: StageTrace, points: Sequence[int], *, shift: int = 0) -> Ascent:
+    """The heights of a stage between the gradients that its backward accumulates; `shift`: how far `points` lie above
+    the trace's own."""
+    gradients = tuple(_described(p.parameter or "", p) for p in trace.accumulated)
+    return climbed(points, gradients, [low + shift for low in trace.lows])
 
 
 def _described(path: str, p: Tensor) -> Parameter:

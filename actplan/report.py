@@ -268,23 +268,41 @@ class Budget(Part, frozen=True):
 
 
 class Remedy(Part, frozen=True):
-    """A change that was tried: the device bytes with it, whether it then fits, and what it costs."""
+    """A change that was tried: the device bytes with it, the verdict then, and what it costs.
+
+    fits: whether it runs (`verdict` is not `no`).
+    """
 
     change: str
     device_bytes: Band
+    verdict: str
     fits: bool
     recompute_flops_fraction: float
     cost: str
 
 
 class Fit(Part, frozen=True):
-    """The verdict against a limit. `blame` is the largest category at the peak."""
+    """The verdict against a limit.
+
+    Attributes:
+        verdict: `fits` where what the run typically takes is within the limit; `tight` where only the least it can
+            do with is, so that it runs once the allocator has given back what is free; `no` where even that is not.
+        fits: whether it runs: `fits` or `tight`; under `--strict` only `fits`.
+        needed_bytes: the two sizes that are compared with the limit, `low` and `typical`; both are the allocated bytes
+            under `--fit-on allocated`. `high` is what it would take if there were room.
+        headroom_bytes: the limit less what the run typically takes; negative unless the verdict is `fits`.
+        setting: the environment variable that leaves a tight run most room.
+        blame: the largest category at the peak.
+    """
 
     limit_bytes: int
+    verdict: str
     fits: bool
+    needed_bytes: Band
     headroom_bytes: int
     fit_on: str
     device: str | UnsetType = UNSET
+    setting: str | UnsetType = UNSET
     blame: str | UnsetType = UNSET
     remedies: tuple[Remedy, ...] | UnsetType = UNSET
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from .budget import Body, Job, budget
 from .errors import InputError
 from .estimate.autograd import subject
+from .gpus import EXPANDABLE
 from .optimizers import OPTIMIZERS
 from .policies import EveryLayer, Modules, NoCheckpoint
 from .recipes import Offload, Recipe, load_recipe
@@ -25,22 +27,49 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "wo
 MAX_REMEDIES = 5
 
 
+Verdict = Literal["fits", "tight", "no"]
+VERDICTS: tuple[Verdict, ...] = ("fits", "tight", "no")
+"""From the best to the worst: see `report.Fit`."""
+
+
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be within which limit."""
+    """What must be within which limit.
+
+    strict: whether a run that is `tight` counts as one that does not fit.
+    """
 
     limit_bytes: int
     fit_on: str = "device"
     device: str | None = None
+    strict: bool = False
 
-    def needed(self, found: Budget) -> int:
-        """The bytes that count against the limit: the high end where there is a range."""
+    def needed(self, found: Budget) -> Band:
+        """Return the bytes that count against the limit, with `typical` set."""
         if self.fit_on == "allocated":
-            return found.total_bytes
-        return (found.reserved_bytes if self.fit_on == "reserved" else found.device_bytes).high
+            return Band(low=found.total_bytes, high=found.total_bytes, typical=found.total_bytes)
+        return found.reserved_bytes if self.fit_on == "reserved" else found.device_bytes
+
+    def typical(self, found: Budget) -> int:
+        """Return what the run typically takes, in bytes."""
+        return _typically(self.needed(found))
+
+    def verdict(self, found: Budget) -> Verdict:
+        """Return the verdict on a budget.
+
+        The caching allocator gives free blocks back before it fails, so a run dies where what it allocates, with what
+        cannot be given back, is beyond the device, and not where it would reserve more if there were room.
+        """
+        if self.typical(found) <= self.limit_bytes:
+            return "fits"
+        return "tight" if self.needed(found).low <= self.limit_bytes else "no"
 
     def fits(self, found: Budget) -> bool:
-        """Whether they are within it."""
-        return self.needed(found) <= self.limit_bytes
+        """Return whether the run is one to start."""
+        return self.verdict(found) in (("fits",) if self.strict else ("fits", "tight"))
+
+
+def _typically(band: Band) -> int:
+    return band.high if band.typical is UNSET else band.typical
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -86,15 +115,21 @@ class Known(msgspec.Struct, frozen=True):
 
 def fit(about: Plannable, run: Run, job: Job, found: Budget, target: Target) -> Fit:
     """The verdict; where it does not fit, the category to blame and what would help."""
-    needed = target.needed(found)
+    verdict = target.verdict(found)
     parts: dict[str, object] = {} if target.device is None else {"device": target.device}
-    if needed > target.limit_bytes:
+    if verdict != "fits":
         parts["blame"] = blame(found)
-        parts["remedies"] = tuple(remedies(about, run, job, target))
+        if verdict == "tight" and job.allocator == "default":
+            parts["setting"] = EXPANDABLE
+        # what runs already is helped by what makes it fit, and by nothing less
+        goal = replace(target, strict=target.strict or verdict == "tight")
+        parts["remedies"] = tuple(remedies(about, run, job, goal))
     return Fit(
         limit_bytes=target.limit_bytes,
-        fits=needed <= target.limit_bytes,
-        headroom_bytes=target.limit_bytes - needed,
+        verdict=verdict,
+        fits=target.fits(found),
+        needed_bytes=target.needed(found),
+        headroom_bytes=target.limit_bytes - target.typical(found),
         fit_on=target.fit_on,
         **parts,  # type: ignore[arg-type]
     )
@@ -123,14 +158,14 @@ def remedies(about: Plannable, run: Run, job: Job, target: Target) -> Iterator[R
 
 def _together(about: Plannable, run: Run, job: Job, target: Target) -> Iterator[Remedy]:
     """Changes on the GPUs there are, then with more of them."""
-    lowest = target.needed(budget(about.under(run)[0], job))
+    lowest = _typically(budget(about.under(run)[0], job).device_bytes)
     first = True
     for change in sorted(about.changes(run, job), key=lambda change: not change.same_gpus):
         next_run, next_job = change.apply(run, job)
         remedy = _tried(about, change, next_run, next_job, target)
-        if remedy is None or remedy.device_bytes.high >= lowest:
+        if remedy is None or _typically(remedy.device_bytes) >= lowest:
             continue
-        run, job, lowest = next_run, next_job, remedy.device_bytes.high
+        run, job, lowest = next_run, next_job, _typically(remedy.device_bytes)
         yield remedy if first else replace(remedy, change=f"… and {change.words}")
         first = False
         if remedy.fits:
@@ -147,7 +182,8 @@ def _tried(about: Plannable, change: Change, run: Run, job: Job, target: Target)
         return None
     return Remedy(
         change=change.words,
-        device_bytes=Band(low=found.device_bytes.low, high=found.device_bytes.high),
+        device_bytes=found.device_bytes,
+        verdict=target.verdict(found),
         fits=target.fits(found),
         recompute_flops_fraction=fraction,
         cost=change.cost,

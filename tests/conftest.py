@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,3 +18,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr == "not torch" and collection_path.suffix == ".py":
         return True if "\npytestmark = pytest.mark.torch\n" in collection_path.read_text(encoding="utf-8") else None
     return None
+
+
+@pytest.fixture
+def out_of_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Gradients are added as autograd adds them under a dispatch mode, under which some records were made."""
+    from actplan.autograd import Tape
+    from actplan.estimate.autograd import subject
+    from actplan.layers import model as layers
+    from actplan.profile import profile
+
+    monkeypatch.setattr(layers, "Tape", partial(Tape, in_place=False))
+    profile.cache_clear()
+    subject.cache_clear()
+    yield
+    profile.cache_clear()
+    subject.cache_clear()

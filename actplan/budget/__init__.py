@@ -52,8 +52,9 @@ def budget(body: Body, job: Job) -> Budget:
     total = worst.peak.total_bytes
     pools = sum(pool.nbytes for pool in worst.states.pools)
     eager = run.attention == "eager"
-    _, typical, high = reserved_range(worst.main_bytes, eager_attention=eager)
-    low, _, _ = reserved_range(total, eager_attention=eager)  # where the allocator had to give back what is free
+    _, typical, high = reserved_range(worst.main_bytes, eager_attention=eager, allocator=job.allocator)
+    # a device that is full gets back what is free, of every stream
+    low, _, _ = reserved_range(total, eager_attention=eager, allocator=job.allocator)
     reserved = Band(low=low, high=high + pools, typical=typical + pools)
     framework = _framework(run.mesh, job.gpu)
     return Budget(
@@ -65,7 +66,11 @@ def budget(body: Body, job: Job) -> Budget:
         total_bytes=total,
         reserved_bytes=reserved,
         framework_bytes=Band(low=framework[0], high=framework[1]),
-        device_bytes=Band(low=reserved.low + framework[0], high=reserved.high + framework[1]),
+        device_bytes=Band(
+            low=reserved.low + framework[0],
+            high=reserved.high + framework[1],
+            typical=typical + pools + sum(framework) // 2,
+        ),
         host_bytes=worst.states.host_bytes,
         lines=_lines(worst.states),
         stage=worst.plan.number,

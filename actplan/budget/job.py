@@ -6,7 +6,7 @@ import dataclasses
 
 import msgspec
 
-from ..gpus import Gpu
+from ..gpus import Allocator, Gpu
 from ..mesh import Mesh
 from ..pipelining import PipelineSchedule, pipeline_schedule
 from ..recipes import Recipe
@@ -22,6 +22,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         their gradients accumulate.
     schedule: the name of a pipeline schedule, None: 1F1B, interleaved where stages have several chunks.
     offload_activations: checkpoints keep their boundaries in host memory.
+    allocator: how the caching allocator maps memory, which decides what it reserves beyond what is allocated.
     """
 
     recipe: Recipe
@@ -30,6 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str | None = None
     gpu: Gpu | None = None
     offload_activations: bool = False
+    allocator: Allocator = "default"
 
     def recipe_of(self, run: Run) -> Recipe:
         """The recipe in the run's type, with the micro-batches it accumulates; a run under autocast counts the copies

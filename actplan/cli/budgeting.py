@@ -16,7 +16,7 @@ from .options import BudgetOptions, RunOptions
 
 if TYPE_CHECKING:
     from ..budget import Job
-    from ..gpus import Gpu
+    from ..gpus import Allocator, Gpu
     from ..recipes import Recipe
     from ..report import Budget
     from ..sharding import Sharding
@@ -68,8 +68,8 @@ def with_budget(report: Report, model: Model, run: Run, options: BudgetOptions) 
     """The report with whatever the options ask for."""
     if options.wanted:
         report = _budgeted(report, model, run, options)
-    elif options.fit_on != "device":
-        raise InputError("--fit-on says what must be within a limit", where="--fit-on", allowed="with --gpu or --limit")
+    elif options.fit_on != "device" or options.strict:
+        target_of(options, None)  # refuses what is about a limit and has none
     if options.tokens is not None:
         report = _priced(report, model, run, options)
     elif options.gpus is not None:
@@ -120,11 +120,12 @@ def sizes(found: Budget, job: Job, options: BudgetOptions) -> dict[str, object]:
         "reserved_low_bytes": found.reserved_bytes.low,
         "reserved_high_bytes": found.reserved_bytes.high,
         "device_low_bytes": found.device_bytes.low,
+        "device_typical_bytes": found.device_bytes.typical,
         "device_high_bytes": found.device_bytes.high,
     }
     target = target_of(options, job.gpu)
     if target is not None:
-        row.update(limit_bytes=target.limit_bytes, fits=target.fits(found))
+        row.update(limit_bytes=target.limit_bytes, verdict=target.verdict(found), fits=target.fits(found))
     return row
 
 
@@ -143,7 +144,18 @@ def job_of(run: Run, options: BudgetOptions) -> Job:
         split=None if options.pp_split is None else _split(options.pp_split, run),
         gpu=gpu,
         offload_activations="activations" in offloaded,
+        allocator=_allocator(options),
     )
+
+
+def _allocator(options: BudgetOptions) -> Allocator:
+    from ..gpus import ALLOCATORS
+
+    word = options.allocator or ALLOCATORS[0]
+    for known in ALLOCATORS:
+        if word == known:
+            return known
+    raise InputError(f"unknown value {word[:64]!r}", where="--allocator", choices=ALLOCATORS, got=word[:64])
 
 
 COUNTED, FLAGGED = ("first", "last"), ("embedding", "loss")
@@ -231,9 +243,13 @@ def target_of(options: BudgetOptions, gpu: Gpu | None) -> Target | None:
         )
     if options.limit is not None:
         limit = parse_bytes(options.limit, "--limit")
-        return Target(limit_bytes=limit, fit_on=options.fit_on, device=None if gpu is None else gpu.name)
+        device = None if gpu is None else gpu.name
+        return Target(limit_bytes=limit, fit_on=options.fit_on, device=device, strict=options.strict)
     if gpu is not None:
-        return Target(limit_bytes=gpu.memory_bytes, fit_on=options.fit_on, device=gpu.name)
+        return Target(limit_bytes=gpu.memory_bytes, fit_on=options.fit_on, device=gpu.name, strict=options.strict)
+    for flag, given in (("--fit-on", options.fit_on != "device"), ("--strict", options.strict)):
+        if given:
+            raise InputError(f"{flag} is about a limit", where=flag, allowed="with --gpu or --limit")
     return None
 
 

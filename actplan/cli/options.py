@@ -390,6 +390,13 @@ class BudgetOptions:
     fit_on: Annotated[
         str, Option("--fit-on", metavar="allocated|reserved|device", help="What must be within the limit.")
     ] = "device"
+    strict: Annotated[
+        bool, Option("--strict", help="Exit 1 also where it is tight: it runs, but typically takes more than there is.")
+    ] = False
+    allocator: Annotated[
+        str | None,
+        Option("--allocator", metavar="default|expandable", help="expandable: with expandable_segments:True."),
+    ] = None
     tokens: Annotated[
         str | None,
         Option("--tokens", metavar="N", help="Tokens of the run, 300B or 1T, or `chinchilla`: 20 a parameter."),
@@ -410,7 +417,7 @@ class BudgetOptions:
     def wanted(self) -> bool:
         """Whether a budget is asked for at all."""
         named = (self.recipe, self.optimizer, self.offload, self.reshard, self.replicas, self.microbatches)
-        more = (self.zero_grad, self.pp_schedule, self.pp_split, self.gpu, self.limit)
+        more = (self.zero_grad, self.pp_schedule, self.pp_split, self.gpu, self.limit, self.allocator)
         return self.optimizer_in_backward or any(value is not None for value in (*named, *more))
 
 

@@ -110,12 +110,20 @@ def _layers(stage: StageBytes) -> str:
 def _fit(fit: Fit) -> list[Block]:
     device = f" of a {fit.device}" if fit.device is not UNSET else ""
     limit = f"{gib(fit.limit_bytes)} GiB{device}"
-    if fit.fits:
+    if fit.verdict == "fits":
         return [Line(f"Fits {limit}, {gib(fit.headroom_bytes)} GiB to spare ({fit.fit_on}).", title=True)]
-    shown: list[Block] = [
-        Line(f"Does not fit {limit}: {gib(-fit.headroom_bytes)} GiB too much ({fit.fit_on}).", title=True),
-        Line(f"To blame first: {fit.blame}."),
-    ]
+    low, typical = gib(fit.needed_bytes.low), gib(fit.limit_bytes - fit.headroom_bytes)
+    if fit.verdict == "tight":
+        shown: list[Block] = [
+            Line(f"Tight: it runs in {limit}, but typically takes {typical} ({fit.fit_on}).", title=True),
+            Line(f"It needs at least {low} GiB."),
+        ]
+        if fit.setting is not UNSET:
+            shown.append(Line(f"Most room is left with {fit.setting}."))
+    else:
+        over = gib(fit.needed_bytes.low - fit.limit_bytes)
+        shown = [Line(f"Does not fit {limit}: at least {low} GiB, {over} too much ({fit.fit_on}).", title=True)]
+    shown.append(Line(f"To blame first: {fit.blame}."))
     if fit.remedies is not UNSET and fit.remedies:
         shown.append(_remedies(fit))
     else:
@@ -128,7 +136,7 @@ def _remedies(fit: Fit) -> Table:
     columns = (
         Column("What would help", right=False),
         Column("device, GiB"),
-        Column("fits", right=False),
+        Column("verdict", right=False),
         Column("extra FLOPs"),
         Column("its cost", right=False, essential=False),
     )
@@ -136,7 +144,7 @@ def _remedies(fit: Fit) -> Table:
         (
             remedy.change,
             f"{gib(remedy.device_bytes.low)} to {gib(remedy.device_bytes.high)}",
-            "yes" if remedy.fits else "no",
+            remedy.verdict,
             percent(remedy.recompute_flops_fraction),
             remedy.cost,
         )

@@ -182,7 +182,7 @@ HEADER = (
     *("num_segments", "recompute_flops_fraction"),
     *(f"{kind}.{key}" for kind in ("textbook", "autograd") for key in Accounting.__struct_fields__),
     *(key for key in PhaseBytes.__struct_fields__ if key != "phase"),
-    *("low", "high", "limit_bytes", "fits", "headroom_bytes"),
+    *("low", "typical", "high", "limit_bytes", "verdict", "fits", "headroom_bytes"),
     *(key for key in Cost.__struct_fields__),
 )
 """The CSV's columns: keys of the JSON, dotted where they are nested."""
@@ -213,7 +213,8 @@ def _budget_records(found: Budget) -> Iterator[dict[str, object]]:
     yield {"row": "band", "name": "allocated", "low": found.total_bytes, "high": found.total_bytes}
     for name in ("reserved", "framework", "device"):
         band: Band = getattr(found, f"{name}_bytes")
-        yield {"row": "band", "name": name, "low": band.low, "high": band.high}
+        typical = {} if band.typical is UNSET else {"typical": band.typical}
+        yield {"row": "band", "name": name, "low": band.low, "high": band.high, **typical}
 
 
 def _flat(value: dict[str, Any]) -> dict[str, object]:

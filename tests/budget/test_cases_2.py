@@ -138,11 +138,14 @@ def test_new_10_the_second_step_needs_more_than_the_first() -> None:
     """Out of memory in the second step's backward: the 8-bit states appear at the end of the first."""
     run_ = ("--seq", "16384", "--recipe", "autocast", "--optimizer", "adamw8bit", "--attention", "flash")
     found = estimate(*config("smollm2-1.7b"), *run_, "--gpu", "h100-80gb")
-    assert found.code == 1
+    assert found.data["fit"]["verdict"] == "tight"
+    limit, typical = found.data["fit"]["limit_bytes"], found.data["fit"]["needed_bytes"]["typical"]
     backward = found.phase("backward")
     states = backward["total_bytes"] - backward["first_step_total_bytes"]
     # two moments of a byte, a scale of 4 bytes for each 256; tensors below 4,096 values stay in fp32
     assert states == pytest.approx(2 * (1 + 4 / 256) * PARAMETERS["smollm2-1.7b"], rel=0.01)
+    # typically beyond the device, and in the first step, before the states are there, within it
+    assert typical - states < limit < typical
     assert "first step" in found.note("first-step")
 
 
@@ -229,8 +232,10 @@ def test_new_03_adapters_in_the_type_of_the_model() -> None:
     run_ = ("--preset", "qwen-27b", "--tp", "4", "--sp", "--recipe", "megatron-bf16", "--lora-rank", "8")
     run_ = (*run_, "--lora-targets", "all-linear", "--loss", "none", "--seq", "6964")
     assert estimate(*run_, "--kernels", "liger").autograd["saved_bytes"] == pytest.approx(35.08 * GIB, rel=0.15)
-    plain, wide = (estimate(*run_, "--lora-dtype", word).autograd["saved_bytes"] for word in ("bf16", "fp32"))
-    assert estimate(*run_).autograd["saved_bytes"] == plain < wide / 1.5
+    plain = estimate(*run_).autograd["saved_bytes"]
+    alone = ("--recipe", "lora", *run_[: run_.index("--recipe")], *run_[run_.index("--recipe") + 2 :])
+    assert plain < estimate(*alone).autograd["saved_bytes"] / 1.5
+    assert "Float16Module casts the whole model" in estimate(*run_, "--lora-dtype", "fp32").error
 
 
 def test_new_08_the_experts_are_named_and_can_be_quantised() -> None:

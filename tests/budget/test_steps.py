@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actplan.autograd import Tape
 from actplan.cli.main import run
-from actplan.estimate.autograd import subject
-from actplan.layers import model as layers
-from actplan.profile import profile
 
 REFERENCE: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "reference" / "steps.json").read_text(encoding="utf-8")
@@ -22,17 +16,6 @@ REFERENCE: dict[str, Any] = json.loads(
 RECORDS: list[dict[str, Any]] = REFERENCE["records"]
 TOLERANCE = {"tables": 0.0012}
 """By note; all others are exact to the byte."""
-
-
-@pytest.fixture
-def out_of_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Gradients are added as under a dispatch mode."""
-    monkeypatch.setattr(layers, "Tape", partial(Tape, in_place=False))
-    profile.cache_clear()
-    subject.cache_clear()
-    yield
-    profile.cache_clear()
-    subject.cache_clear()
 
 
 def named(record: dict[str, Any]) -> str:

@@ -44,7 +44,8 @@ def test_each_child_of_a_layer_wrapped(tmp_path: Path) -> None:
     per_layer = [found["estimates"]["autograd"]["layer_saved_bytes"][1] for found in (layer, children)]
     assert per_layer == [boundary, 4 * boundary]
     assert 28 * per_layer[1] == pytest.approx(29e9, rel=0.05)
-    assert children["budget"]["total_bytes"] == pytest.approx(40.8e9, rel=0.05)
+    # what was published is the peak of a whole process's step: between what is allocated and what is reserved
+    assert children["budget"]["total_bytes"] < 40.8e9 < children["budget"]["reserved_bytes"]["typical"]
     assert layer["budget"]["total_bytes"] < 0.6 * children["budget"]["total_bytes"]
 
 

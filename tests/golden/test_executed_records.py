@@ -20,6 +20,10 @@ PHASES = 1e-3
 SHARDED_PHASES = 5e-3
 """The largest relative error of a phase's total: of one rank alone, and of FSDP2 and DDP."""
 SHARDED = {"fsdp", "ddp", "whole_model"}
+OUT_OF_PLACE = {"optimizer-a968c382"}
+"""Tied weights under autocast: the record adds the two gradients of the embedding out of place, as autograd does under
+a dispatch mode alone. PyTorch's own profiler, without one, shows `aten::add_`. The command follows the GPU and needs
+less; it is held to the record with gradients added as they were there (`test_a_record_made_under_a_dispatch_mode`)."""
 
 
 def name(record: dict[str, Any]) -> str:
@@ -27,10 +31,7 @@ def name(record: dict[str, Any]) -> str:
     return f"{record['id']}-{record['config'].removesuffix('.json')}-{'-'.join(map(str, record['args']))}"
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=name)
-def test_estimate_is_what_the_framework_allocated(
-    record: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def check(record: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     model = str(REFERENCE / "executed_configs" / record["config"])
     code = run(["estimate", "--model", model, *map(str, record["args"]), "--format", "json"])
     out, err = capfdbinary.readouterr()
@@ -50,6 +51,19 @@ def test_estimate_is_what_the_framework_allocated(
         expected = truth.pop(kind, {})
         assert {phase: phases[phase][key] for phase in expected} == pytest.approx(expected, rel=tolerance), kind
     assert not truth
+
+
+@pytest.mark.parametrize("record", [one for one in RECORDS if one["id"] not in OUT_OF_PLACE], ids=name)
+def test_estimate_is_what_the_framework_allocated(
+    record: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    check(record, capfdbinary)
+
+
+@pytest.mark.usefixtures("out_of_place")
+@pytest.mark.parametrize("record", [one for one in RECORDS if one["id"] in OUT_OF_PLACE], ids=name)
+def test_a_record_made_under_a_dispatch_mode(record: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    check(record, capfdbinary)
 
 
 def test_every_area_is_there() -> None:
