@@ -50,6 +50,7 @@ class RunInfo(Part, frozen=True):
     loss_chunks: int | UnsetType = UNSET
     hold_logits: bool | UnsetType = UNSET
     mtp: bool | UnsetType = UNSET
+    padding: bool | UnsetType = UNSET
     expert_imbalance: float | UnsetType = UNSET
     context_attention: str | UnsetType = UNSET
 

@@ -116,7 +116,7 @@ class Tape:
         device: whose kernels save: what dropout and LayerNorm keep differs (`ops.dropout`, `ops.layer_norm`).
         postpones: whether weights' gradients are computed after the backward (`postpone`).
         postponed_bytes: what is kept for them (rounded).
-        viewed_ids: the token ids, where they count: the caller holds them through the step.
+        viewed: token ids and a mask of padding, where they count: the caller holds them through the step.
     """
 
     def __init__(self, *, photograph: int | None = None, in_place: bool = True) -> None:
@@ -138,7 +138,7 @@ class Tape:
         self.in_place = in_place
         self.trains: Callable[[str], bool] = _everything
         self.device = "cpu"
-        self.viewed_ids: Tensor | None = None
+        self.viewed: list[Tensor] = []
         self.postpones = False
         self.postponed_bytes = 0
         self._postponed: dict[int, Tensor] = {}

@@ -151,6 +151,9 @@ class RunOptions:
             "Transformers' Trainer does not.",
         ),
     ] = False
+    padding: Annotated[
+        bool, Option("--padding", help="The batch has padding: attention gets a mask for each sequence.")
+    ] = False
 
     lora_rank: Annotated[
         str | None, Option("--lora-rank", metavar="N", help="Adapters of that rank; the rest is frozen.")
@@ -293,6 +296,7 @@ class RunOptions:
             mtp=self.mtp,
             hold_logits=self.hold_logits,
             loss_chunks=self._loss_chunks(),
+            padding_mask=self.padding,
             adapters=self._adapters(),
             base_dtype=None if self.base_dtype is None else parse_dtype(self.base_dtype, "--base-dtype"),
             frozen=self._frozen(),

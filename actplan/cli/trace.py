@@ -72,6 +72,8 @@ def command(
         return show_snapshot(snapshot, model, run, budget, output)
     if budget != BudgetOptions():
         raise InputError("a budget stands beside a snapshot", where="trace", allowed="--snapshot; `estimate --ledger`")
+    if run.padding:
+        raise InputError("a trace has no padding", where="--padding", allowed="estimate, plan and sweep")
     if compare:
         return _compare(model, run, output)
     source = python or _path(model)

@@ -129,6 +129,8 @@ def _trained_how(run: Run) -> dict[str, Any]:
         said["hold_logits"] = True
     if run.mtp:
         said["mtp"] = True
+    if run.padding_mask:
+        said["padding"] = True
     if run.expert_imbalance != 1:
         said["expert_imbalance"] = run.expert_imbalance
     if run.mesh.cp > 1:

@@ -168,10 +168,11 @@ def _has_heads(mixer: object) -> TypeGuard[Attention | LatentAttention]:
 
 def _mask(model: Model, run: Run) -> Said:
     if run.attention == "sdpa" and is_masked(model, run):
-        size = run.local_length**2
+        size = run.local_length**2 * (run.micro_batch_size if run.padding_mask else 1)
+        why = "the batch has padding" if run.padding_mask else "a window is shorter than the sequence"
         yield (
             "sdpa-mask",
-            f"a window is shorter than the sequence, so Transformers gives sdpa a T × T mask ({format_gib(size)} GiB "
+            f"{why}, so Transformers gives sdpa a T × T mask ({format_gib(size)} GiB "
             f"as booleans), which its kernel (on a GPU the memory-efficient one) keeps as a bias of the model's type, "
             f"and repeats keys and values for each query head; --attention flash needs no mask",
         )

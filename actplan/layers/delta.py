@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..autograd import Tensor
 from ..ops import norm as norms
 from ..ops.elementwise import add, add_scalar, exp, mean_last, mul, neg, rsqrt, sigmoid, silu, softplus, square, to
-from ..ops.views import reshape, split, squeeze, transpose
+from ..ops.views import reshape, split, squeeze, transpose, unsqueeze
 from ..spec import GatedDeltaNet
 from ..units import FP32
 from .delta_projections import fused, separate
@@ -19,6 +19,7 @@ def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
     key_width = m.local(spec.num_key_heads, "key heads") * spec.key_head_dim
     value_width = value_heads * spec.value_head_dim
     channels = 2 * key_width + value_width
+    x = unpadded(m, x)
     conv_weight = m.call("conv1d", _conv_weight, channels, spec.conv_kernel_size)
 
     mixed_qkv, z, b, a, _projections, parts = (fused if spec.fused_projections else separate)(m, x, spec)
@@ -41,6 +42,11 @@ def gated_deltanet(m: Scope, x: Tensor, spec: GatedDeltaNet) -> Tensor:
     output = m.call("norm", m.kernels.gated_norm, output, z)
     output = reshape(output, batch, length, -1)
     return m.call("out_proj", row, output, hidden)
+
+
+def unpadded(m: Scope, x: Tensor) -> Tensor:
+    """Transformers' apply_mask_to_padding_states: [B, T, width] times the batch's mask of padding, if it has one."""
+    return x if m.padding is None else mul(x, unsqueeze(m.padding, 2))
 
 
 def _conv_weight(m: Scope, channels: int, width: int) -> Tensor:

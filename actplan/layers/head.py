@@ -46,10 +46,10 @@ def _scaled(emb: Tensor, op: str) -> Tensor:
     return emb.tape.empty(plain.shape, FP32, "mul")
 
 
-def eager_mask(m: Scope, batch: int, length: int, dtype: DType) -> Tensor:
-    """The T × T additive mask of eager attention (transformers/masking_utils.py, eager_mask)."""
-    allowed = bool_mask(m, length)
-    return m.tape.empty((batch, *allowed.shape[1:]), dtype, "where")
+def eager_mask(m: Scope, run: Run) -> Tensor:
+    """The T × T additive mask of eager attention for each sequence (transformers/masking_utils.py, eager_mask)."""
+    allowed = bool_mask(m, run.local_length, run.micro_batch_size if run.padding_mask else 1)
+    return m.tape.empty((run.micro_batch_size, *allowed.shape[1:]), run.residual_dtype, "where")
 
 
 def bool_mask(m: Scope, length: int, sequences: int = 1) -> Tensor:
@@ -160,11 +160,15 @@ def needs_tables(model: Model) -> int | None:
 
 
 def is_masked(model: Model, run: Run) -> bool:
-    """Whether Transformers hands sdpa a mask: some window is shorter than the sequence
+    """Whether Transformers hands sdpa a mask: the batch has padding, some window is shorter than the sequence
     (masking_utils.py, _ignore_causal_mask_sdpa), or the model always asks for one."""
-    return model.naming in ALWAYS_MASKED or any(
-        isinstance(layer.mixer, Attention)
-        and layer.mixer.sliding_window is not None
-        and layer.mixer.sliding_window <= run.sequence_length
-        for layer in model.layers
+    return (
+        run.padding_mask
+        or model.naming in ALWAYS_MASKED
+        or any(
+            isinstance(layer.mixer, Attention)
+            and layer.mixer.sliding_window is not None
+            and layer.mixer.sliding_window <= run.sequence_length
+            for layer in model.layers
+        )
     )

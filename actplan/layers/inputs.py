@@ -12,11 +12,11 @@ from ..ops import embedding as ops
 from ..ops.elementwise import add, mul_scalar
 from ..ops.rope import Tables
 from ..ops.views import unsqueeze
-from ..spec import Attention, LatentAttention, Layer, Model, Run
-from ..units import FP32, INT64
+from ..spec import Attention, GatedDeltaNet, LatentAttention, Layer, Mamba2, Model, Run
+from ..units import BOOL, FP32, INT64
 from . import head
 from .block import drop
-from .names import ALWAYS_MASKED, REPLACED_EMBEDDING
+from .names import ALWAYS_MASKED, REPLACED_EMBEDDING, VIEWED_PADDING
 from .scope import Scope
 
 Window = int | None
@@ -89,16 +89,30 @@ def _windows(model: Model) -> list[Window]:
     return sorted(windows, key=lambda window: window or 0)
 
 
+def padding(m: Scope, model: Model, run: Run) -> Tensor | None:
+    """The batch's mask of padding, where recurrent mixers multiply by it (create_recurrent_attention_mask)."""
+    recurs = any(isinstance(part, (GatedDeltaNet, Mamba2)) for x in model.layers for part in (x.mixer, x.beside))
+    if not run.padding_mask or not (recurs or model.naming in VIEWED_PADDING):
+        return None
+    mask = m.tape.empty((run.micro_batch_size, run.local_length), INT64, "view")
+    mask.storage.owner = "input:mask"
+    m.tape.viewed.append(mask)
+    return mask if recurs else None
+
+
 def _mask(m: Scope, model: Model, run: Run, window: Window) -> Tensor | None:
-    """Transformers' rule (masking_utils.py): eager attention always has a mask, flash never; sdpa where a
-    window is no longer than the sequence (_ignore_causal_mask_sdpa)."""
+    """Transformers' rule (masking_utils.py): eager attention always has a mask; sdpa where a window is no longer than
+    the sequence (_ignore_causal_mask_sdpa) or the batch has padding; flash the rows that are no padding, where some
+    are (flash_attention_mask)."""
     needed = model.naming in ALWAYS_MASKED or (window is not None and window <= run.sequence_length)
     if run.attention == "eager":
-        mask = head.eager_mask(m, run.micro_batch_size, run.local_length, run.residual_dtype)
+        mask = head.eager_mask(m, run)
     elif run.attention == "flex":
         mask = m.call("mask", _block_mask, run)
     elif run.attention in ("sdpa", "efficient", "cudnn") and (needed or run.padding_mask):
         mask = head.bool_mask(m, run.local_length, run.micro_batch_size if run.padding_mask else 1)
+    elif run.attention in ("flash", "flash2") and run.padding_mask:
+        mask = m.tape.empty((run.micro_batch_size, run.local_length), BOOL, "_to_copy")
     else:
         return None
     mask.storage.owner = "shared:mask" if window is None else f"shared:mask_{window}"
@@ -163,6 +177,8 @@ def positions(m: Scope, model: Model, run: Run) -> Positions:
     if model.embedding.positions == "batch":
         return Positions(unsqueeze(head.position_ids(m, run.local_length), 0))
     shape = (run.micro_batch_size, run.local_length)
+    if run.padding_mask:
+        return Positions(m.tape.empty(shape, INT64, "sub"))
     ones = m.tape.empty(shape, FP32, "ones")
     return Positions(m.tape.empty(shape, INT64, "_to_copy"), (ones,))
 

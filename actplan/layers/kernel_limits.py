@@ -31,6 +31,8 @@ def check_attention(model: Model, run: Run) -> None:
 
 def check_context(model: Model, run: Run) -> None:
     """Refuse attention that cannot read a sequence divided over ranks."""
+    if run.mesh.cp > 1 and run.padding_mask:
+        raise InputError("a divided sequence takes no padding", where="--padding", allowed="without --cp")
     if run.mesh.cp == 1 or not any(True for _ in _widths(model)):
         return
     if run.attention == "eager":

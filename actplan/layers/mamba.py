@@ -9,6 +9,7 @@ from ..ops.mamba import SplitScan, mamba_split_conv1d_scan_combined
 from ..ops.views import reshape, split, squeeze, transpose, view
 from ..spec import Mamba2
 from ..units import FP32
+from .delta import unpadded
 from .mamba_torch import torch_chunk_scan
 from .scope import Scope, column, row
 
@@ -17,6 +18,7 @@ def mamba2(m: Scope, x: Tensor, spec: Mamba2) -> Tensor:
     """The mixer without its norm: [B, T, hidden] to the same."""
     inner, channels = _widths(spec)
     hidden = x.shape[-1]
+    x = unpadded(m, x)
     if spec.scaled:
         x = mul_scalar(x)
     projected_states = m.call("in_proj", column, x, inner + channels + spec.num_heads, spec.use_bias)
@@ -42,7 +44,7 @@ def torch_mixer(m: Scope, projected_states: Tensor, A: Tensor, spec: Mamba2, hid
     mixed = transpose(mixed, 1, 2)
     weight, bias = m.call("conv1d", _convolution, spec)
     mixed = causal_conv1d_torch(mixed, squeeze(weight, 1), bias)
-    mixed = transpose(mixed, 1, 2)
+    mixed = unpadded(m, transpose(mixed, 1, 2))
     x, B, C = split(mixed, [inner, groups * state, groups * state], -1)
     scan_result = torch_chunk_scan(
         view(x, batch, length, spec.num_heads, spec.head_dim),

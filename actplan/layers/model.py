@@ -249,7 +249,8 @@ def _language_model(
     """
     stepper.begin(0)
     if model.naming in VIEWED_IDS:
-        m.tape.viewed_ids = m.tape.empty(ids.shape, ids.dtype, "view")
+        m.tape.viewed.append(m.tape.empty(ids.shape, ids.dtype, "view"))
+    m.padding = inputs.padding(m, model, run)
     inputs_embeds = inputs.embed(m, ids, model)
     if run.input_require_grads:
         inputs_embeds.requires_grad = True

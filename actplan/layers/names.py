@@ -163,5 +163,7 @@ POSITIONAL_MASK = frozenset({"gpt2"})
 """Models that hand their layers the mask as a positional argument: a checkpoint keeps it with its inputs."""
 VIEWED_IDS = frozenset({"gpt2", "opt"})
 """Models whose forward makes a view of the token ids, and so hands their storage out of an op: counted from there."""
+VIEWED_PADDING = frozenset({"gpt2"})
+"""The same of a mask of padding; models with recurrent mixers make one too (create_recurrent_attention_mask)."""
 NO_POSITION_IDS = frozenset({"granitemoehybrid"})
 """Models that do not hand position ids to their layers: a checkpoint does not keep them alive."""

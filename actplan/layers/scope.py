@@ -33,7 +33,7 @@ class Scope:
 
     __slots__ = (
         *("captured", "copies", "dtype", "expert_weight", "held", "inside", "kernels"),
-        *("mesh", "met", "names", "positions", "project", "recomputed", "tape"),
+        *("mesh", "met", "names", "padding", "positions", "project", "recomputed", "tape"),
     )
 
     def __init__(
@@ -66,6 +66,8 @@ class Scope:
         """The part of a decoder layer that is being checkpointed, empty in the layer itself, None outside of it."""
         self.held: Tensor | None = None
         """What the model's loop over its layers still holds of the one before (Falcon's probabilities)."""
+        self.padding: Tensor | None = None
+        """The batch's mask of padding [B, T], which recurrent mixers multiply their input by."""
 
     def call(self, name: str, module: Callable[Concatenate[Scope, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a submodule under its name: the model's own for what Llama calls so."""

@@ -147,7 +147,7 @@ def flash_attention(
     q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
     if low is not None and q.dtype is FP32:
         q, k, v = to(q, low), to(k, low), to(v, low)
-    return _flash(q, k, v), None
+    return _flash(q, k, v, mask), None
 
 
 def flash3_attention(
@@ -164,7 +164,7 @@ def flash3_attention(
     q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
     if low is not None and q.dtype is FP32:
         q, k, v = to(q, low), to(k, low), to(v, low)
-    return _flash(q, k, v, like_query=False), None
+    return _flash(q, k, v, mask, like_query=False), None
 
 
 def padded_flash_attention(
@@ -184,7 +184,7 @@ def padded_flash_attention(
         v = pad(v, -1, missing)
     if low is not None and q.dtype is FP32:
         q, k, v = to(q, low), to(k, low), to(v, low)
-    out = _flash(q, k, v)
+    out = _flash(q, k, v, mask)
     return (narrow(out, -1, 0, width) if missing else out), None
 
 
@@ -196,8 +196,12 @@ ROWS = "the log-sum-exp of each row, to compute probabilities again"
 STATE = "the state of the dropout generator"
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, *, like_query: bool = True) -> Tensor:
-    """[B, T, H, D], and the output in the same order of dimensions."""
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, like_query: bool = True) -> Tensor:
+    """[B, T, H, D], and the output in the same order of dimensions. mask: [B, T], which rows are no padding."""
+    if mask is not None:
+        from .attention_padded import unpadded_flash
+
+        return unpadded_flash(q, k, v, mask, like_query=like_query)
     inputs = (q, k, v)
     q, k, v = (unit_stride(x) for x in inputs)
     batch, length, heads, dim = q.shape

@@ -104,11 +104,18 @@ def cpu_flash_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
 def _cpu_flash_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     """Three gradients, each tokens first (meta__scaled_dot_product_flash_attention_for_cpu_backward)."""
     q, k, v, *_held = (node.unpack(i) for i in range(len(node.saved)))
-    return [raw_transpose(new(x, _tokens_first(x.shape)), 1, 2) for x in (q, k, v)]
+    return [_gradient(x) for x in (q, k, v)]
+
+
+def _gradient(x: Tensor) -> Tensor:
+    """The gradient of [B, H, T, D], tokens first in memory."""
+    return x.tape.empty(x.shape, x.dtype, "gradient", _tokens_first(x.shape))
 
 
 def _tokens_first(shape: Shape) -> Shape:
-    return (shape[0], shape[2], shape[1], shape[3])
+    """Strides of [B, H, T, D] that lies as [B, T, H, D]."""
+    _, heads, length, width = shape
+    return (heads * length * width, width, heads * width, 1)
 
 
 def efficient_attention(
@@ -124,33 +131,36 @@ def efficient_attention(
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     bias = None if mask is None else _aligned_bias(query, mask)
-    q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
-    batch, length, heads, dim = q.shape
-    flops = batch * heads * length * k.shape[1] * (dim + v.shape[3])
-    output = partial(q.tape.output, family="attention")
-    out = output((batch, length, heads, v.shape[3]), q.dtype, "efficient_attention", flops=flops)
+    batch, heads, length, dim = query.shape
+    shape = (batch, heads, length, value.shape[3])
+    flops = batch * heads * length * key.shape[2] * (dim + value.shape[3])
+    output = partial(query.tape.output, family="attention")
+    out = output(shape, query.dtype, "efficient_attention", flops=flops, strides=_tokens_first(shape))
     lse = output((batch, heads, -(-length // LSE_ALIGNMENT) * LSE_ALIGNMENT), FP32, "logsumexp", flops=0)
     states = [output((), INT64, "philox", flops=0) for _ in range(2)]
-    saves = [(q, QUERIES), (k, KEYS), (v, VALUES), (out, OUTPUT), (lse, ROWS), *((state, STATE) for state in states)]
+    saves = [(query, QUERIES), (key, KEYS), (value, VALUES), (out, OUTPUT), (lse, ROWS)]
+    saves += [(state, STATE) for state in states]
     if bias is not None:
         saves.append((bias, "the T × T mask as an additive bias"))
-    custom("ScaledDotProductEfficientAttentionBackward0", _efficient_backward, (q, k, v), saves, [out])
-    return out, None
+    custom("ScaledDotProductEfficientAttentionBackward0", _efficient_backward, (query, key, value), saves, [out])
+    return contiguous(transpose(out, 1, 2)), None
 
 
 def _aligned_bias(query: Tensor, mask: Tensor) -> Tensor:
-    """A boolean mask as a bias for each sequence, its rows padded to a multiple of 8 elements."""
-    shape = (query.shape[0], *mask.shape[1:])
-    bias = new(query, shape, op="attention_bias")
-    missing = -shape[-1] % BIAS_ALIGNMENT
-    return new(query, (*shape[:-1], shape[-1] + missing), op="pad") if missing else bias
+    """A boolean mask as a bias for each sequence, its rows padded to a multiple of 8 elements; seen by every head."""
+    batch, heads, length, _ = query.shape
+    bias = new(query, (batch, *mask.shape[1:]), op="attention_bias")
+    missing = -mask.shape[-1] % BIAS_ALIGNMENT
+    if missing:
+        bias = new(query, (batch, *mask.shape[1:-1], mask.shape[-1] + missing), op="pad")
+    return bias.seen((batch, heads, length, mask.shape[-1]), (bias.strides[0], 0, *bias.strides[2:]))
 
 
 def _efficient_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     q, k, v, *_held = (node.unpack(i) for i in range(len(node.saved)))
-    grad = raw_contiguous(grads[0])
-    delta = new(q, (q.shape[0], q.shape[2], q.shape[1]), FP32, "delta")
-    result = [new(t, t.shape) for t in (q, k, v)]
+    grad = raw_contiguous(raw_transpose(grads[0], 1, 2))
+    delta = new(q, q.shape[:3], FP32, "delta")
+    result = [_gradient(x) for x in (q, k, v)]
     del grad, delta
     return result
 

@@ -48,6 +48,7 @@ def run_line(run: RunInfo) -> str:
         f"{run.kernels} modules, {run.attention}, {run.linear_attention}",
         *_loss(run),
         *([] if run.mtp is UNSET else ["multi-token prediction"]),
+        *([] if run.padding is UNSET else ["padded"]),
         *([] if run.context_attention is UNSET else [f"{run.context_attention} attention"]),
         *([] if run.expert_imbalance is UNSET else [f"busiest experts × {run.expert_imbalance:g}"]),
     ]

@@ -90,7 +90,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     loss_chunks: int = 8
     """Chunks of a loss that has any."""
     padding_mask: bool = False
-    """Whether the batch brings a padding mask, so that sdpa gets a mask of T × T for each sequence."""
+    """Whether some sequence of the batch is padded, so that sdpa and eager attention get a mask of T × T for each
+    sequence, FlashAttention rows without padding, and recurrent mixers multiply by the mask."""
     expert_imbalance: float = 1.0
     """Rows that the busiest rank's experts get, over their mean: 1 when balanced, the expert-parallel degree at worst.
     It matters under expert parallelism only: on one rank there are T · top_k rows however they are routed."""

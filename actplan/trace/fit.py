@@ -54,7 +54,7 @@ def fit_ledger(
         batches: 1, 2 and 3, or fewer; batch 1 is fitted on its own.
         check: (batch, length) pairs to compare with traces that the fit has not seen.
     """
-    options = replace(options, checkpoint="none", hold_logits=False)
+    options = replace(options, checkpoint="none", hold_logits=False, aligned=False)
     for whole in (False, True):
         with _Source(source, options, whole=whole) as model:
             points, unseen = _sizes(model, lengths, sorted(set(batches)), check)

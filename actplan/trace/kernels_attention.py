@@ -95,9 +95,11 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     *,
     on_cpu: Any = None,
+    aligned: bool = True,
 ) -> Tensor:
     """SDPA on a GPU: its flash kernel without a mask, the memory-efficient one with a mask or with values of another
-    width than the keys'. `on_cpu`: torch's own function, asked wherever a CPU has a kernel that needs no T × T."""
+    width than the keys'. `on_cpu`: torch's own function, asked wherever a CPU has a kernel that needs no T × T.
+    `aligned`: see `TraceOptions`."""
     narrow = query.shape[-1] != value.shape[-1]
     trained_bias = attn_mask is not None and attn_mask.requires_grad
     if on_cpu is not None and not (narrow or dropout_p or trained_bias):
@@ -108,7 +110,7 @@ def scaled_dot_product_attention(
         return _flash(query, key, value, dropout_p, is_causal, scale)
     if key.shape[1] != query.shape[1]:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-    bias = None if attn_mask is None else _bias(query, key, attn_mask)
+    bias = None if attn_mask is None else _bias(query, key, attn_mask, aligned=aligned)
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, dropout_p, is_causal, scale=scale
     )[0]
@@ -123,14 +125,14 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale:
     return out[..., :width] if missing else out
 
 
-def _bias(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-    """An additive bias of the query's type (attention.cpp, convert_boolean_attn_mask).
-
-    Left out: at a length that is no multiple of 8 each layer copies it with rows a little longer (preprocess_mask),
-    which no one ledger says for all lengths.
-    """
+def _bias(query: Tensor, key: Tensor, mask: Tensor, *, aligned: bool) -> Tensor:
+    """An additive bias of the query's type, its rows a multiple of 8 apart (attention.cpp, convert_boolean_attn_mask
+    and preprocess_mask)."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    if aligned and any(stride % 8 for stride in mask.stride()[:-1]):
+        length = mask.shape[-1]
+        mask = torch.nn.functional.pad(mask, (0, 8 - length % 8))[..., :length]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
@@ -155,14 +157,14 @@ def _lifted(
     return out.reshape(*lead, *out.shape[-2:])
 
 
-def sdpa_of(native: str) -> Any:
+def sdpa_of(native: str, *, aligned: bool) -> Any:
     """What takes the place of `torch.nn.functional.scaled_dot_product_attention` while a trace runs.
 
     native: `cuda`, or `cpu`: torch's own flash kernel of a CPU, which fake tensors follow; a GPU's where a CPU would
     compute T × T probabilities (dropout, values of another width, a bias that is trained).
     """
     own = torch.nn.functional.scaled_dot_product_attention
-    return partial(scaled_dot_product_attention, on_cpu=own) if native == "cpu" else scaled_dot_product_attention
+    return partial(scaled_dot_product_attention, on_cpu=own if native == "cpu" else None, aligned=aligned)
 
 
 def flash_attention_forward(

@@ -34,6 +34,8 @@ class TraceOptions:
             place, as PyTorch itself does under any dispatch mode.
         native: whose LayerNorm, dropout and sdpa: `cpu`, which fake tensors follow and the reference records hold,
             or `cuda`, where statistics are fp32 and a dropout keeps a 1-byte mask. Nothing else differs.
+        aligned: whether a mask that a GPU's memory-efficient kernel takes has its rows padded to 8 elements, as at a
+            length that is no multiple of 8; a ledger, which holds at any length, leaves it out.
         hold_logits: the caller keeps the logits through backward.
         image_tokens: tokens of each sequence that stand for images; 0: text alone.
         language_model: of a configuration with towers, the language model alone, where it has a class of its own.
@@ -52,6 +54,7 @@ class TraceOptions:
     num_layers: int | None = None
     accumulate: str = "gpu"
     native: str = "cpu"
+    aligned: bool = True
     hold_logits: bool = False
     image_tokens: int = 0
     language_model: bool = False

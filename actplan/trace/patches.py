@@ -54,7 +54,7 @@ def framework(options: TraceOptions, *, transformers: bool = True) -> Iterator[N
     text."""
     with ExitStack() as stack:
         if options.attention != "eager":
-            sdpa = kernels_attention.sdpa_of(options.native)
+            sdpa = kernels_attention.sdpa_of(options.native, aligned=options.aligned)
             stack.enter_context(replaced(torch.nn.functional, "scaled_dot_product_attention", sdpa))
         stack.enter_context(replaced(torch.nn.Module, "_apply", _convert))
         if options.native == "cuda":
