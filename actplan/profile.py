@@ -21,6 +21,7 @@ from .autograd.tape import SavedTensor, StageTrace
 from .autograd.tensor import Tensor
 from .chain import Chain, Stage
 from .layers.model import Walk, walk
+from .layers.names import VIEWED_IDS
 from .layers.prediction import exits, predictor
 from .lifetimes import Lifetimes, captured, dead_after_replay, lifetimes, shared_sizes
 from .policies import NoCheckpoint
@@ -243,7 +244,7 @@ def profile(model: Model, run: Run) -> ModelProfile:
         exits=exits(model, run),
         sampled=sum(measured.pinned(i + 1) for i in range(distinct.num_layers)),
         lossless=not run.loss_kind.is_there,
-        has_token_ids=stored.tape.viewed_ids is not None,
+        has_token_ids=model.naming in VIEWED_IDS,
     )
 
 
