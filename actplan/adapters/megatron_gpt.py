@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import InputError
-from ..mesh import Mesh
-from ..profile import Parameter
-from ..states import Unit
-from ..units import BF16, DType
+from ..basics.errors import InputError
+from ..basics.units import BF16, DType
+from ..memory.states import Unit
+from ..profile.measured import Parameter
+from ..training.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import InputError
-from ..gpus import Gpu, library_workspace
-from ..mesh import Mesh
-from ..optimizers import OPTIMIZERS, AdamW, Optimizer, Sgd
-from ..recipes import MEGATRON_BF16, MEGATRON_FP16, MEGATRON_FP32, Recipe
-from ..sharding import MegatronDdp
-from ..states import PipelineSplit, States, Unit, states
-from ..units import BF16, FP16, FP32, DType, parse_dtype
+from ..basics.errors import InputError
+from ..basics.units import BF16, FP16, FP32, DType, parse_dtype
+from ..memory.gpus import Gpu, library_workspace
+from ..memory.states import PipelineSplit, States, Unit, states
+from ..training.mesh import Mesh
+from ..training.optimizers import OPTIMIZERS, AdamW, Optimizer, Sgd
+from ..training.recipes import MEGATRON_BF16, MEGATRON_FP16, MEGATRON_FP32, Recipe
+from ..training.sharding import MegatronDdp
 from .megatron_gpt import GptShape, MlaShape, MoeShape, gpt_units
 
 GPT2_VOCABULARY = 50257

@@ -9,7 +9,7 @@ import heapq
 import sys
 from collections.abc import Callable
 
-from ..units import DType
+from ..basics.units import DType
 from .node import Edge, Node
 from .tape import Tape
 from .tensor import Shape, Tensor, preserved_strides
@@ -111,7 +111,7 @@ def _references(holder: Buffer, i: int) -> tuple[int, int]:
 
 def _baseline() -> tuple[int, int]:
     """What `_references` counts for a tensor that nobody else holds, on this interpreter."""
-    from ..units import FP32
+    from ..basics.units import FP32
     from .tensor import Storage
 
     holder: Buffer = [Tensor(None, (), (), FP32, Storage(0, None, "", ""))]  # type: ignore[arg-type]

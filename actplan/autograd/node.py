@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..units import DType
+from ..basics.units import DType
 from .tensor import Shape, Tensor
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from weakref import ref
 
 import msgspec
 
-from ..units import DType
+from ..basics.units import DType
 from .meter import Meter, rounded
 from .node import Edge, Node, Rule
 from .selection import Output, Selection

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..units import DType
+from ..basics.units import DType
 from .meter import Meter, rounded
 
 if TYPE_CHECKING:

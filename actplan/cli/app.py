@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.models import Context
 
-from ..errors import InputError
+from ..basics.errors import InputError
 
 COMMANDS = {
     "estimate": "What a training step keeps for backward, three ways, and what checkpointing saves.",

@@ -7,10 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from ..errors import InputError
-from ..policies import POLICY_WORDS, parse_policy
-from ..spec import AttentionKernel, ContextAttention, Device, Kernels, LinearAttentionKernel, Loss, Precision
-from ..units import parse_dtype, parse_range
+from ..basics.errors import InputError
+from ..basics.units import parse_dtype, parse_range
+from ..training import (
+    AttentionKernel,
+    ContextAttention,
+    Device,
+    Kernels,
+    LinearAttentionKernel,
+    Loss,
+    Precision,
+)
+from ..training.policies import POLICY_WORDS, parse_policy
 
 MAX_DIGITS = 100
 Parse = Callable[[str, str], tuple[object, ...]]
@@ -75,7 +83,7 @@ def _factor(text: str, flag: str) -> float:
 
 
 def _bases(text: str, flag: str) -> tuple[object, ...]:
-    from ..quantising import parse_base
+    from ..training.quantising import parse_base
 
     return _distinct(parse_base(word.strip(), flag) for word in text.split(","))
 

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from ..errors import InputError
+from ..basics.errors import InputError
+from ..basics.units import parse_bytes, parse_count, parse_dtype, parse_tokens
+from ..model import Model
 from ..report import Report
-from ..spec import Model, Run
-from ..units import parse_bytes, parse_count, parse_dtype, parse_tokens
+from ..training import Run
 from .options import BudgetOptions, RunOptions
 
 if TYPE_CHECKING:
-    from ..budget import Job
-    from ..gpus import Allocator, Gpu
-    from ..recipes import Recipe
+    from ..memory.budget import Job
+    from ..memory.gpus import Allocator, Gpu
+    from ..memory.states import PipelineSplit
+    from ..memory.verdict import Target
     from ..report import Budget
-    from ..sharding import Sharding
-    from ..states import PipelineSplit
-    from ..verdict import Target
+    from ..training.recipes import Recipe
+    from ..training.sharding import Sharding
 
 DEFAULT_GPU = "h100-80gb"
 """Only for GPU-hours, where no device is named."""
@@ -46,8 +47,8 @@ def trained(model: Model, settings: Run, given: RunOptions, recipe: str | None) 
     """A run as a recipe trains it; `given`: what the user said of its types and its base."""
     if recipe is None and settings.base_dtype is None:
         return given.based(settings, model)
-    from ..recipes import load_recipe
-    from ..running import checked, under
+    from ..training.recipe_run import checked, under
+    from ..training.recipes import load_recipe
 
     if recipe is None:
         return given.based(checked(settings), model)
@@ -78,9 +79,9 @@ def with_budget(report: Report, model: Model, run: Run, options: BudgetOptions) 
 
 
 def _budgeted(report: Report, model: Model, run: Run, options: BudgetOptions) -> Report:
-    from ..budget.routing import routing
-    from ..budget_notes import with_budget_notes
-    from ..verdict import Known, fit
+    from ..memory.routing import routing
+    from ..memory.verdict import Known, fit
+    from ..notes.budget import with_budget_notes
 
     found, job = budget_of(model, run, options)
     spread = routing(model, run, job, found)
@@ -105,8 +106,8 @@ def budget_row(model: Model, run: Run, options: BudgetOptions) -> dict[str, obje
 
 def budget_of(model: Model, run: Run, options: BudgetOptions) -> tuple[Budget, Job]:
     """The budget of a run, and what was asked of it beside the run."""
-    from ..budget import budget
-    from ..estimate.autograd import subject
+    from ..checkpointing.segmented import subject
+    from ..memory.budget import budget
 
     job = job_of(run, options)
     return budget(subject(model, run), job), job
@@ -131,8 +132,8 @@ def sizes(found: Budget, job: Job, options: BudgetOptions) -> dict[str, object]:
 
 def job_of(run: Run, options: BudgetOptions) -> Job:
     """The recipe and device; without a recipe, weights, gradients and states in the run's own type."""
-    from ..budget import Job
-    from ..gpus import load_gpu
+    from ..memory.budget import Job
+    from ..memory.gpus import load_gpu
 
     microbatches = None if options.microbatches is None else parse_count(options.microbatches, "--microbatches")
     gpu = None if options.gpu is None else load_gpu(options.gpu)
@@ -149,7 +150,7 @@ def job_of(run: Run, options: BudgetOptions) -> Job:
 
 
 def _allocator(options: BudgetOptions) -> Allocator:
-    from ..gpus import ALLOCATORS
+    from ..memory.gpus import ALLOCATORS
 
     word = options.allocator or ALLOCATORS[0]
     for known in ALLOCATORS:
@@ -164,7 +165,7 @@ COUNTED, FLAGGED = ("first", "last"), ("embedding", "loss")
 
 def _split(text: str, run: Run) -> PipelineSplit:
     """`first=4,last=3`, or `embedding,loss`."""
-    from ..states import PipelineSplit
+    from ..memory.states import PipelineSplit
 
     if run.mesh.pp == 1:
         raise InputError("there is one pipeline stage", where="--pp-split", allowed="with --pp 2 or more")
@@ -190,8 +191,8 @@ def _offloaded(options: BudgetOptions) -> tuple[str, ...]:
 
 
 def _recipe(run: Run, options: BudgetOptions, offloaded: tuple[str, ...]) -> Recipe:
-    from ..recipes import Offload, load_recipe
-    from ..running import default_recipe
+    from ..training.recipe_run import default_recipe
+    from ..training.recipes import Offload, load_recipe
 
     recipe = load_recipe(options.recipe or default_recipe(run), options.optimizer)
     changes: dict[str, object] = {"sharding": _sharding(recipe.sharding, options)}
@@ -218,7 +219,7 @@ def _zeroed(options: BudgetOptions) -> bool:
 
 def _sharding(sharding: Sharding, options: BudgetOptions) -> Sharding:
     """FSDP as the options have it."""
-    from ..sharding import Fsdp
+    from ..training.sharding import Fsdp
 
     if options.reshard is None and options.replicas is None:
         return sharding
@@ -235,7 +236,7 @@ def _sharding(sharding: Sharding, options: BudgetOptions) -> Sharding:
 
 def target_of(options: BudgetOptions, gpu: Gpu | None) -> Target | None:
     """The limit that the options set, if they set one."""
-    from ..verdict import FIT_ON, Target
+    from ..memory.verdict import FIT_ON, Target
 
     if options.fit_on not in FIT_ON:
         raise InputError(
@@ -254,11 +255,11 @@ def target_of(options: BudgetOptions, gpu: Gpu | None) -> Target | None:
 
 
 def _priced(report: Report, model: Model, run: Run, options: BudgetOptions) -> Report:
-    from ..cost import CHINCHILLA_TOKENS_PER_PARAMETER, cost
-    from ..estimate import num_parameters
-    from ..estimate.autograd import segmented
-    from ..gpus import load_gpu
-    from ..mesh import Mesh
+    from ..answers import num_parameters
+    from ..checkpointing.segmented import segmented
+    from ..memory.cost import CHINCHILLA_TOKENS_PER_PARAMETER, cost
+    from ..memory.gpus import load_gpu
+    from ..training.mesh import Mesh
 
     assert options.tokens is not None
     tokens = (

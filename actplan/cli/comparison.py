@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ..autograd import Tape
-from ..estimate.autograd import segmented
-from ..layers.model import Walk, walk
-from ..spec import Model, Run
+from ..checkpointing.segmented import segmented
+from ..model import Model
+from ..stacks.transformers.model import Walk, walk
+from ..training import Run
 
 if TYPE_CHECKING:
     from ..trace import TraceOptions, TraceResult

@@ -31,7 +31,7 @@ def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output:
 
         budget.check_traced()
         return show(traced, run.traced_run(), model.reference, output, budget)
-    from .. import estimate
+    from .. import answers as estimate
 
     planned = model.load()
     settings = settled(planned, run, budget)

@@ -17,7 +17,7 @@ def command(
 ) -> None:
     """The devices that --gpu knows, with the capacity that their driver reports, its source and their other names."""
     output.kind()
-    from ..gpus import all_gpus, load_gpu
+    from ..memory.gpus import all_gpus, load_gpu
     from ..render import gpus as view
     from ..report import SCHEMA_VERSION
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec.structs import replace
 from typer import Option
 
-from ..errors import InputError
+from ..basics.errors import InputError
 from .grouping import grouped
 from .options import ModelOptions, RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
-    from ..ledgerfile import Ledger
-    from ..spec import Run
+    from ..profile.ledger_file import Ledger
+    from ..training import Run
 
 
 @grouped
@@ -31,7 +31,7 @@ def command(
     output.kind()
     if sum((layer is not None, kind is not None, at_peak)) > 1:
         raise InputError("--layer, --kind and --at-peak each choose what is listed", allowed="one of them")
-    from .. import estimate
+    from .. import answers as estimate
     from ..render import ledger as view
     from ..report import Report
 
@@ -55,9 +55,9 @@ def command(
 
 def _traced(ledger: Ledger, run: Run, source: str, output: OutputOptions) -> None:
     """Every saved tensor of a traced model."""
-    from ..estimate import traced as estimated
     from ..render import ledger as view
     from ..report import Report
+    from ..traced import estimate as estimated
 
     found = estimated.Traced(ledger, run)
     report = Report(

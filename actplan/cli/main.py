@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ..errors import ActplanError
+from ..basics.errors import ActplanError
 from . import interrupt
 
 

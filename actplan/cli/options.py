@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec.structs import replace
 from typer import Option
 
-from ..errors import InputError
-from ..mesh import Mesh
-from ..spec import LOSSES, FakeQuantised, Frozen, Lora, Model, Run
-from ..units import parse_count, parse_dtype
+from ..basics.errors import InputError
+from ..basics.units import parse_count, parse_dtype
+from ..model import Model
+from ..training import LOSSES, FakeQuantised, Frozen, Lora, Run
+from ..training.mesh import Mesh
 from .axes import MAX_DIGITS, RUN_AXES, RunAxis
 
 if TYPE_CHECKING:
-    from ..ledgerfile import Ledger
-    from ..recipes import Recipe
+    from ..profile.ledger_file import Ledger
+    from ..training.recipes import Recipe
 
 DEFAULT_PRESET = "qwen-27b"
 QAT = ("weights", "all")
@@ -61,13 +62,13 @@ class ModelOptions:
             raise InputError(
                 "a ledger is a whole model", where="--ledger", allowed="without --preset, --model and --set"
             )
-        from ..ledgerfile import load_ledger
+        from ..profile.ledger_file import load_ledger
 
         return load_ledger(self.ledger)
 
     def load(self, settings: Sequence[str] | None = None) -> Model:
         """The model named, with `--set` applied (or the settings given here instead)."""
-        from ..load import load_model
+        from ..model.reading import load_model
 
         if self.ledger is not None:
             raise InputError(
@@ -242,7 +243,7 @@ class RunOptions:
         plain = run.quantised is None and not (self.quantise_experts or self.bitsandbytes)
         if plain and (model is None or model.quantization is None):
             return run
-        from ..quantising import check, parse_version, settled
+        from ..training.quantising import check, parse_version, settled
 
         if model is not None:
             run = settled(run, model, asked=asked)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ..errors import InputError
+from ..basics.errors import InputError
 
 if TYPE_CHECKING:
     from ..render.blocks import Block

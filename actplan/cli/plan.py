@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ..errors import InputError
-from ..units import parse_bytes
+from ..basics.errors import InputError
+from ..basics.units import parse_bytes
 from .grouping import grouped
 from .options import ModelOptions, RunOptions
 from .output import OutputOptions, write, write_file
 
 if TYPE_CHECKING:
-    from ..chain import Chain
-    from ..ledgerfile import Ledger
+    from ..profile.chain import Chain
+    from ..profile.ledger_file import Ledger
     from ..report import Report
 
 PICTURES = (".svg", ".html", ".htm", ".png")
@@ -72,7 +72,7 @@ def command(
         raise InputError("--max is a search of its own", where="--max", allowed="without --frontier and --chain")
     room = None if limit is None else parse_bytes(limit, "--limit")
     taken = 0 if reserved is None else parse_bytes(reserved, "--reserved")
-    from ..schedule import check_family
+    from ..checkpointing.solvers import check_family
 
     check_family(only)
     if chain is not None:
@@ -110,9 +110,9 @@ def _planned(
     frontier: bool,
     most: str | None,
 ) -> Report:
-    from .. import plan as planning
-    from ..estimate import model_info, run_info
-    from ..plan import notes
+    from .. import checkpointing as planning
+    from ..answers import model_info, run_info
+    from ..notes import plan as notes
     from ..report import Report
 
     planned = model.load()
@@ -137,8 +137,8 @@ def _planned(
 
 
 def _measured(path: str, name: str | None, room: int | None, taken: int, only: str, *, frontier: bool) -> Report:
+    from ..checkpointing.solvers import read_chain
     from ..report import Report
-    from ..schedule import read_chain
 
     parts = _of_chain(read_chain(path, name), room, taken, only, frontier=frontier)
     return Report(**parts)  # type: ignore[arg-type]
@@ -148,9 +148,9 @@ def _of_ledger(
     ledger: Ledger, run: RunOptions, source: str, room: int | None, taken: int, only: str, *, frontier: bool
 ) -> Report:
     """A traced model as a chain: its plan names layers, as `estimate --ledger --checkpoint` does."""
-    from ..estimate import traced as estimated
-    from ..estimate.traced_ending import check_verdict
     from ..report import Report
+    from ..traced import estimate as estimated
+    from ..traced.ending import check_verdict
 
     settings = run.traced_run()
     if room is not None:
@@ -165,7 +165,7 @@ def _of_ledger(
 def _of_chain(
     chain: Chain, room: int | None, taken: int, only: str, *, frontier: bool, numbers: Mapping[int, int] | None = None
 ) -> dict[str, object]:
-    from ..plan import measured
+    from ..checkpointing import measured
 
     parts: dict[str, object] = {}
     if frontier:

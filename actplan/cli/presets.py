@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer.models import Context
 
-from ..spec import Run
+from ..training import Run
 from .app import PlainGroup, new_app
 from .grouping import grouped
 from .output import OutputOptions, write, write_file
@@ -38,7 +38,7 @@ def show(
     """A preset as the YAML specification that --model reads: the start of one of your own."""
     from pathlib import Path
 
-    from ..load import format_document, load_document
+    from ..model.reading import format_document, load_document
 
     text = format_document(load_document(name, preset=True))
     if output is None or output == "-":
@@ -53,8 +53,8 @@ COUNTING = Run(sequence_length=1)
 
 def _list(output: OutputOptions) -> None:
     output.kind()
-    from ..estimate import model_info
-    from ..load import load_model, preset_names
+    from ..answers import model_info
+    from ..model.reading import load_model, preset_names
     from ..render import presets as view
     from ..report import SCHEMA_VERSION
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..basics.errors import InputError
 from .options import BudgetOptions, ModelOptions, RunOptions
 from .output import OutputOptions
 

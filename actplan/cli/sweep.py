@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ..errors import InputError
-from ..spec import Model, Run
+from ..basics.errors import InputError
+from ..model import Model
+from ..training import Run
 from .axes import numbers
 from .budgeting import budget_row, settled_point
 from .grouping import grouped
@@ -21,8 +22,8 @@ from .output import OutputOptions
 from .progress import shown
 
 if TYPE_CHECKING:
-    from ..ledgerfile import Ledger
-    from ..sweep import Axis
+    from ..profile.ledger_file import Ledger
+    from ..sweep.rows import Axis
 
 LISTS = ("recipe", "optimizer", "reshard", "pp_schedule", "gpu")
 """Options of a budget that may be lists here."""
@@ -62,14 +63,14 @@ def _merged(files: Sequence[str], shard: str | None) -> list[Row]:
     if shard is not None:
         wrong = "--shard takes a sweep apart, --merge puts it together"
         raise InputError(wrong, where="--merge", allowed="one of them")
-    from ..sharded_sweep import merged
+    from ..sweep.parts import merged
 
     return merged(files)
 
 
 def _print(output: OutputOptions, rows: list[Row], *, heading: str) -> None:
-    from .. import sweep
     from ..render import sweep as view
+    from ..sweep import rows as sweep
 
     output.emit(
         sweep.document(rows),
@@ -82,7 +83,7 @@ class _Sweep:
     """What the options span: models, settings of the run, recipes, optimizers and devices."""
 
     def __init__(self, model: ModelOptions, run: RunOptions, budget: BudgetOptions) -> None:
-        from ..sweep import Axis, size
+        from ..sweep.rows import Axis, size
 
         self.model, self.run = model, run
         self.ledger = model.traced()
@@ -111,8 +112,8 @@ class _Sweep:
 
     def found(self, shard: str | None) -> list[Row]:
         """Every row, or those of one part."""
-        from ..sharded_sweep import Shard, marked
-        from ..sweep import check_any
+        from ..sweep.parts import Shard, marked
+        from ..sweep.rows import check_any
 
         if shard is None:
             rows = list(shown((row() for row in self.points()), self.total))
@@ -124,7 +125,7 @@ class _Sweep:
 
     def points(self) -> Iterator[Callable[[], Row]]:
         """Every point in order, to be worked out."""
-        from ..sweep import points, row
+        from ..sweep.rows import points, row
 
         if self.ledger is not None:
             yield from self._of_ledger(self.ledger)
@@ -136,15 +137,15 @@ class _Sweep:
 
     def _of_ledger(self, ledger: Ledger) -> Iterator[Callable[[], Row]]:
         """Every point of a traced model."""
-        from ..sweep import points
+        from ..sweep.rows import points
 
         base = self.run.assemble(None, self.single)
         for changed in points(self.axes):
             yield partial(self._row_of_ledger, ledger, base, changed)
 
     def _row_of_ledger(self, ledger: Ledger, base: Run, changed: Mapping[str, Any]) -> Row:
-        from ..estimate.traced import sweep_row
-        from ..sweep import at_point
+        from ..sweep.rows import at_point
+        from ..traced.estimate import sweep_row
         from .traced_budgeting import budget_row
 
         words = {name: changed[name] for name in LISTS if name in changed}
@@ -164,7 +165,7 @@ class _Sweep:
     def _digest(self) -> str:
         """A name for this sweep: what is swept and everything that is held fixed."""
         from .. import __version__
-        from ..sharded_sweep import digest
+        from ..sweep.parts import digest
 
         options = [tuple(vars(one).items()) for one in (self.model, self.run, self.budget)]
         return digest(__version__, options)

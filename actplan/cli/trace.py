@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ..errors import ActplanError, InputError
-from ..policies import EveryK, EveryLayer, NoCheckpoint
-from ..spec import Run
-from ..units import parse_count
+from ..basics.errors import ActplanError, InputError
+from ..basics.units import parse_count
+from ..training import Run
+from ..training.policies import EveryK, EveryLayer, NoCheckpoint
 from .grouping import grouped
 from .options import BudgetOptions, ModelOptions, RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
-    from ..ledgerfile import Ledger
+    from ..profile.ledger_file import Ledger
     from ..trace import TraceOptions
 
 MAX_SHOWN = 20
@@ -157,7 +157,7 @@ def _fitted(source: str, options: TraceOptions, settings: Run, output: OutputOpt
 
     ledger = fit_ledger(source, options)
     if output.output is not None and output.output.endswith((".yaml", ".yml")):
-        from ..ledgerfile import write_ledger
+        from ..profile.ledger_file import write_ledger
 
         write_ledger(ledger, output.output)
         return 0
@@ -168,8 +168,8 @@ def show(ledger: Ledger, settings: Run, source: str, output: OutputOptions, budg
     """A ledger's estimate at the run's size, with a budget where one is asked for."""
     from msgspec import UNSET
 
-    from ..estimate import traced
     from ..render import estimate as view
+    from ..traced import estimate as traced
 
     report = traced.estimate(ledger, settings, source)
     if budget is not None:

@@ -6,30 +6,30 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..errors import InputError
+from ..basics.errors import InputError
+from ..basics.units import parse_dtype
 from ..report import Note, Report
-from ..units import parse_dtype
 from .budgeting import job_of, sizes, target_of
 from .options import BudgetOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..budget import Job
-    from ..estimate.traced import TracedSegments
-    from ..estimate.traced_body import TracedBody
-    from ..ledgerfile import Ledger
+    from ..memory.budget import Job
+    from ..memory.verdict import Change
+    from ..profile.ledger_file import Ledger
     from ..report import Budget
-    from ..spec import Run
-    from ..verdict import Change
+    from ..traced.body import TracedBody
+    from ..traced.estimate import TracedSegments
+    from ..training import Run
 
 
 def with_budget(report: Report, ledger: Ledger, run: Run, options: BudgetOptions) -> Report:
     """The report of a traced model with whatever the options ask for."""
     if not options.wanted:
         return report
-    from ..budget_notes.assumptions import band_notes
-    from ..verdict import fit
+    from ..memory.verdict import fit
+    from ..notes.assumptions import band_notes
 
     check_verdict(ledger, options)
     run = as_traced(ledger, run)
@@ -42,7 +42,7 @@ def with_budget(report: Report, ledger: Ledger, run: Run, options: BudgetOptions
 
 def check_verdict(ledger: Ledger, options: BudgetOptions) -> None:
     """Raise InputError where a limit or a device asks for a verdict that the ledger cannot give."""
-    from ..estimate import traced_ending
+    from ..traced import ending as traced_ending
 
     if options.limit is not None or options.gpu is not None:
         traced_ending.check_verdict(ledger)
@@ -57,7 +57,7 @@ def budget_row(ledger: Ledger, run: Run, options: BudgetOptions) -> dict[str, ob
 
 def budget_of(ledger: Ledger, run: Run, options: BudgetOptions) -> tuple[Budget, Job]:
     """The budget of a run, with what is the trace's (`as_traced`), and what was asked of it beside the run."""
-    from ..budget import budget
+    from ..memory.budget import budget
 
     job = job_of(run, options)
     body, _ = _Traced(ledger, job).under(run)
@@ -69,7 +69,7 @@ class _Traced:
     """A ledger under any run, for a verdict to try changes on."""
 
     def __init__(self, ledger: Ledger, job: Job) -> None:
-        from ..sharding import MegatronDdp, Zero
+        from ..training.sharding import MegatronDdp, Zero
 
         self.ledger = ledger
         # DeepSpeed and Megatron-Core lay their buffers over every parameter that may be trained; torch's optimizers
@@ -77,14 +77,14 @@ class _Traced:
         self.idle_trained = isinstance(job.recipe.sharding, (MegatronDdp, Zero))
 
     def under(self, run: Run) -> tuple[TracedBody, TracedSegments]:
-        from ..estimate.traced import Traced
-        from ..estimate.traced_body import TracedBody
+        from ..traced.body import TracedBody
+        from ..traced.estimate import Traced
 
         traced = Traced(self.ledger, run)
         return TracedBody(traced, idle_trained=self.idle_trained), traced.under(run.checkpoint)
 
     def changes(self, run: Run, job: Job) -> Iterator[Change]:
-        from ..verdict import changes_of_any
+        from ..memory.verdict import changes_of_any
 
         return changes_of_any(run, job)
 

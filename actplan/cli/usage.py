@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typer._click.exceptions import BadOptionUsage, ClickException, NoSuchOption, UsageError
 
-from ..errors import InputError, nearest
+from ..basics.errors import InputError, nearest
 
 COMPILED = ("--compile", "--torch-compile", "--activation-memory-budget", "--memory-budget")
 """What people ask for of torch.compile."""

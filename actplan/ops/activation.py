@@ -6,7 +6,18 @@ from collections.abc import Callable
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from .elementwise import add, add_scalar, like, mul, mul_scalar, power, raw_binary, silu, square, tanh
+from .elementwise import (
+    add,
+    add_scalar,
+    like,
+    mul,
+    mul_scalar,
+    power,
+    raw_binary,
+    silu,
+    square,
+    tanh,
+)
 from .views import attach
 
 

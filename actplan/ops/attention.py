@@ -6,14 +6,23 @@ from functools import partial
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor, like_strides
-from ..spec import Attention
-from ..units import FP16, FP32, INT64, DType
+from ..basics.units import FP16, FP32, INT64, DType
+from ..model import Attention
 from .casts import to
 from .dropout import dropout
 from .elementwise import add, mul_scalar, raw_binary, scale_in_place, tanh
 from .function import custom, empty_like, new, raw_contiguous, unit_stride
 from .linear import matmul
-from .views import attach, contiguous, expand, narrow, pad, reshape, transpose, unsqueeze
+from .views import (
+    attach,
+    contiguous,
+    expand,
+    narrow,
+    pad,
+    reshape,
+    transpose,
+    unsqueeze,
+)
 
 
 def repeat_kv(x: Tensor, groups: int) -> Tensor:

@@ -10,9 +10,18 @@ from functools import partial
 from ..autograd.node import Node
 from ..autograd.tape import Tape
 from ..autograd.tensor import Shape, Tensor, matching_strides
-from ..spec import Attention
-from ..units import FP32, INT32, INT64
-from .attention import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES, Attended, repeat_kv
+from ..basics.units import FP32, INT32, INT64
+from ..model import Attention
+from .attention import (
+    KEYS,
+    OUTPUT,
+    QUERIES,
+    ROWS,
+    STATE,
+    VALUES,
+    Attended,
+    repeat_kv,
+)
 from .casts import lowered, to
 from .function import custom, empty_like, new
 from .views import contiguous, transpose

@@ -12,7 +12,7 @@ from typing import overload
 from ..autograd.engine import cast as raw_cast
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor, preserved_strides
-from ..units import FP32, DType
+from ..basics.units import FP32, DType
 
 
 def _to_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:

@@ -12,14 +12,22 @@ from typing import Any
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor, like_strides
-from ..errors import InputError
-from ..spec import Attention
-from ..units import FP32, INT64, DType
+from ..basics.errors import InputError
+from ..basics.units import FP32, INT64, DType
+from ..model import Attention
 from .attention import Attended
 from .casts import to
 from .communication import all_to_all
 from .function import custom, empty_like, new, raw_contiguous, unit_stride
-from .views import attach, contiguous, expand, permute, reshape, transpose, unsqueeze
+from .views import (
+    attach,
+    contiguous,
+    expand,
+    permute,
+    reshape,
+    transpose,
+    unsqueeze,
+)
 
 Kernel = Callable[..., Attended]
 STEPS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import FP32
+from ..basics.units import FP32
 from .casts import lowered
 from .elementwise import like, silu
 from .function import custom, new, raw_contiguous

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import BOOL
+from ..basics.units import BOOL
 from .elementwise import like, mul, raw_binary
 from .views import attach
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Shape, Tensor, preserved_strides
-from ..units import DType
+from ..basics.units import DType
 from .casts import raw_cast, widen, widened
 from .casts import to as to  # noqa: PLC0414  (every layer has it from here)
 from .views import attach

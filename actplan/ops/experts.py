@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import BOOL
+from ..basics.units import BOOL
 from .elementwise import like, raw_binary
 from .linear import INPUT, WEIGHT, is_weight
 from .views import attach, raw_transpose

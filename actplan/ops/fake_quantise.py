@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Shape, Tensor
-from ..units import FP32, INT32
+from ..basics.units import FP32, INT32
 from .casts import to
 from .elementwise import add, mul, sub
 from .experts import clamp

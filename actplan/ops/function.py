@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..autograd.node import Node, Rule
 from ..autograd.tensor import Shape, Tensor, like_strides
-from ..units import DType
+from ..basics.units import DType
 
 Saves = Sequence[tuple[Tensor, str]]
 

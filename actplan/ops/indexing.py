@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Shape, Tensor
-from ..units import INT64, DType
+from ..basics.units import INT64, DType
 from .views import attach
 
 CHOSEN = "the indices of the chosen entries"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import BOOL, FP32, INT64
+from ..basics.units import BOOL, FP32, INT64
 from .casts import lower, widen
 from .function import custom, new
 from .views import attach

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..spec import Mamba2
-from ..units import FP32
+from ..basics.units import FP32
+from ..model import Mamba2
 from .function import custom, new
 
 

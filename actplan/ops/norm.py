@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import FP32
+from ..basics.units import FP32
 from .elementwise import add_scalar, mean_last, mul, rsqrt, square, to
 from .function import custom, new, raw_contiguous
 from .views import raw_reshape

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import BOOL, FP32, INT64
+from ..basics.units import BOOL, FP32, INT64
 from .function import custom, new
 
 LOG_PROBABILITIES = "the log-probabilities over this rank's share of the vocabulary"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import BOOL, FP16, FP32, INT8, INT32
+from ..basics.units import BOOL, FP16, FP32, INT8, INT32
 from .function import custom, new, raw_contiguous
 
 INPUT = "the input of a product with a quantised weight, on the function's context"

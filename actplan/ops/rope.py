@@ -6,10 +6,19 @@ from collections.abc import Callable
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import FP32
+from ..basics.units import FP32
 from .elementwise import add, mul, neg, to
 from .function import custom, new
-from .views import cat, narrow, raw_transpose, repeat_interleave, reshape, slice_step, stack_last, unsqueeze
+from .views import (
+    cat,
+    narrow,
+    raw_transpose,
+    repeat_interleave,
+    reshape,
+    slice_step,
+    stack_last,
+    unsqueeze,
+)
 
 Tables = tuple[Tensor, Tensor]
 """cos and sin, [1 or B, T, rotary_dim]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import BOOL, INT64
+from ..basics.units import BOOL, INT64
 from .casts import widened
 from .elementwise import raw_binary
 from .views import attach

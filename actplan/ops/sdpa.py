@@ -12,9 +12,19 @@ from functools import partial
 
 from ..autograd.node import Node
 from ..autograd.tensor import Shape, Tensor, like_strides
-from ..spec import Attention
-from ..units import FP32, INT64, UINT64
-from .attention import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES, Attended, flash_gradients, repeat_kv
+from ..basics.units import FP32, INT64, UINT64
+from ..model import Attention
+from .attention import (
+    KEYS,
+    OUTPUT,
+    QUERIES,
+    ROWS,
+    STATE,
+    VALUES,
+    Attended,
+    flash_gradients,
+    repeat_kv,
+)
 from .casts import lowered
 from .function import custom, new, raw_contiguous
 from .views import contiguous, raw_transpose, transpose

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor
-from ..units import BOOL, FP32, DType
+from ..basics.units import BOOL, FP32, DType
 from .function import custom, new
 
 TOKENS, WORDS = 4096, 32768

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from math import prod
 
 from ..autograd.node import Node, Rule
-from ..autograd.tensor import Shape, Tensor, contiguous_strides, preserved_strides, view_strides
+from ..autograd.tensor import (
+    Shape,
+    Tensor,
+    contiguous_strides,
+    preserved_strides,
+    view_strides,
+)
 
 
 def _alias(x: Tensor, shape: Shape, strides: Shape, op: str, rule: Rule) -> Tensor:

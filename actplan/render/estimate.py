@@ -8,7 +8,17 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from ..report import Accounting, Band, Budget, Cost, Estimates, Peak, PhaseBytes, Report, Segmentation
+from ..report import (
+    Accounting,
+    Band,
+    Budget,
+    Cost,
+    Estimates,
+    Peak,
+    PhaseBytes,
+    Report,
+    Segmentation,
+)
 from . import budget
 from .blocks import Block, Column, Line, Note, Table
 from .csv import Sheet

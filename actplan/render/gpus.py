@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..gpus import Gpu
+from ..memory.gpus import Gpu
 from .blocks import Block, Column, Table
 from .csv import Sheet
 from .numbers import gib

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from ..report import ModelInfo, RunInfo
-from ..spec.losses import LOSSES
+from ..training.losses import LOSSES
 from .numbers import rounded, whole
 
 MAX_PATTERN = 80

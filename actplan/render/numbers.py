@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..units import GIB
+from ..basics.units import GIB
 
 NOTHING = "–"
 

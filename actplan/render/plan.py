@@ -7,8 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from msgspec import UNSET
 
-from ..policies import progressions
-from ..report import Alternative, Extent, FrontierPoint, Largest, Plan, PlanRemedy, PlanUnit, Report, Slowdown
+from ..report import (
+    Alternative,
+    Extent,
+    FrontierPoint,
+    Largest,
+    Plan,
+    PlanRemedy,
+    PlanUnit,
+    Report,
+    Slowdown,
+)
+from ..training.policies import progressions
 from .blocks import Block, Column, Line, Note, Table
 from .csv import Sheet
 from .heading import model_line, run_line

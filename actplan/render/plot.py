@@ -10,8 +10,8 @@ from html import escape
 from math import floor, log10
 from typing import NamedTuple
 
-from ..errors import MissingExtraError
-from ..units import GIB
+from ..basics.errors import MissingExtraError
+from ..basics.units import GIB
 
 WIDTH, HEIGHT = 860, 520
 LEFT, RIGHT, TOP, BOTTOM = 78, 24, 64, 62

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InputError
+from ..basics.errors import InputError
 
 
 def select(data: object, path: str) -> str:

@@ -11,7 +11,13 @@ from rich.text import Text
 
 from .blocks import Block, Note, Table
 from .encoding import printable, representable
-from .text import INDENT, heading_count, needs_space, table_lines, table_width
+from .text import (
+    INDENT,
+    heading_count,
+    needs_space,
+    table_lines,
+    table_width,
+)
 
 TITLE, HEADING, CHOSEN, LABEL = "bold", "dim", "bold green", "yellow"
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingExtraError
+from ..basics.errors import MissingExtraError
 from .compare import Difference, compare
 from .options import TraceOptions
 from .result import SavedTensor, StageRecord, TraceResult
 from .snapshot import SnapshotPeaks, read_snapshot
 
 if TYPE_CHECKING:
-    from ..ledgerfile import Ledger
+    from ..profile.ledger_file import Ledger
 
 __all__ = [
     "Difference",

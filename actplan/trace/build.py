@@ -13,12 +13,18 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError
-from ..ledgerfile import Ending, Images, LeftOut
-from ..ledgerfile.structs import UNASKED
-from ..units import parse_dtype
+from ..basics.errors import InputError
+from ..basics.units import parse_dtype
+from ..profile.ledger_file import Ending, Images, LeftOut
+from ..profile.ledger_file.structs import UNASKED
 from .branches import RealSchedules, with_values
-from .classes import head_of, is_composite, language_stacks, left_out, training_class
+from .classes import (
+    head_of,
+    is_composite,
+    language_stacks,
+    left_out,
+    training_class,
+)
 from .options import TraceOptions
 from .patches import FLASH
 from .stages import stacks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import InputError
-from ..ledgerfile import LeftOut
+from ..basics.errors import InputError
+from ..profile.ledger_file import LeftOut
 from .options import TraceOptions
 
 OF_TEXT = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM")

@@ -12,14 +12,23 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..errors import InputError
-from ..ledgerfile import VERSION, Check, Ledger, Span, Stage
-from ..ledgerfile import Point as SizePoint
+from ..basics.errors import InputError
+from ..profile.ledger_file import VERSION, Check, Ledger, Span, Stage
+from ..profile.ledger_file import Point as SizePoint
 from . import build, patches
 from .classes import is_composite, language_stacks
 from .fitstage import fit_stage, same_at_batch_one
 from .options import TraceOptions
-from .places import Place, as_traced, every_place, number_of, pattern, representatives, role, shared_tensors
+from .places import (
+    Place,
+    as_traced,
+    every_place,
+    number_of,
+    pattern,
+    representatives,
+    role,
+    shared_tensors,
+)
 from .polynomial import Point
 from .result import Event, TraceResult
 from .run import quiet, trace_built, trace_forward

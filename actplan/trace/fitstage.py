@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ..errors import InputError
-from ..ledgerfile import Accumulated, Row, Stage, parse
-from .polynomial import Point, Poly, add, approximate, fit_size, fit_sum, largest, multiply, text
+from ..basics.errors import InputError
+from ..profile.ledger_file import Accumulated, Row, Stage, parse
+from .polynomial import (
+    Point,
+    Poly,
+    add,
+    approximate,
+    fit_size,
+    fit_sum,
+    largest,
+    multiply,
+    text,
+)
 from .result import Event, SavedTensor, StageRecord, TraceResult
 
 Shared = dict[tuple[int, int], str]

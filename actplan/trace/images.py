@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ..errors import InputError
-from ..ledgerfile import Images
+from ..basics.errors import InputError
+from ..profile.ledger_file import Images
 from .branches import Branches, RealValues
 from .classes import TYPES
 from .options import TraceOptions

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ..ledgerfile import Images
+from ..profile.ledger_file import Images
 from .classes import TYPES, head_of, is_composite
 from .options import TraceOptions
 

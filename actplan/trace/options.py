@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import InputError
-from ..units import parse_dtype
+from ..basics.errors import InputError
+from ..basics.units import parse_dtype
 
 ATTENTIONS = ("eager", "sdpa", "flash")
 LINEAR_ATTENTIONS = ("torch", "fla")

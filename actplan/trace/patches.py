@@ -11,8 +11,13 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError
-from . import kernels_attention, kernels_liger, kernels_linear, kernels_native
+from ..basics.errors import InputError
+from . import (
+    kernels_attention,
+    kernels_liger,
+    kernels_linear,
+    kernels_native,
+)
 from .options import TraceOptions
 
 FLASH = "actplan_attention"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ledgerfile import Span
+from ..profile.ledger_file import Span
 from .fitstage import Shared
 from .result import StageRecord, TraceResult
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 
-from ..ledgerfile import Size, factor_value
+from ..profile.ledger_file import Size, factor_value
 
 Point = tuple[int, int]
 """(batch, seq)"""

@@ -16,7 +16,14 @@ from torch.utils._pytree import tree_leaves
 
 from . import branches, kernels_attention
 from .flops import counting, op_flops
-from .tensors import dense, dtype_name, fresh_counts, sequence_number, storage_key, storage_use_count
+from .tensors import (
+    dense,
+    dtype_name,
+    fresh_counts,
+    sequence_number,
+    storage_key,
+    storage_use_count,
+)
 
 ALIGN = 512
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..errors import InputError
+from ..basics.errors import InputError
 from . import build, patches
 from .autocast import autocast
 from .checkpoint import checkpointed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import InputError
+from ..basics.errors import InputError
 
 ALIGN = 512
 MAX_BYTES = 1 << 60

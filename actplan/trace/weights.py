@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..ledgerfile import Parameter, Weights
-from ..units import DTYPES
+from ..basics.units import DTYPES
+from ..profile.ledger_file import Parameter, Weights
 from .stages import layer_paths, stage_of
 from .tensors import dtype_name
 

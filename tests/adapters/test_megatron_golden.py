@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from actplan.adapters.read_megatron import MegatronRun, read_megatron
-from actplan.errors import InputError
-from actplan.gpus import Gpu, load_gpu
-from actplan.units import MIB
+from actplan.basics.errors import InputError
+from actplan.basics.units import MIB
+from actplan.memory.gpus import Gpu, load_gpu
 
 GOLDEN = Path(__file__).parent.parent / "reference" / "megatron_golden.json"
 EXCLUDED = {"gpt/gpt3_mcore_te_tp2_pp1_modelopt_distill_resume": "the teacher's shape is not in the record"}

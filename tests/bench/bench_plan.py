@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from actplan.estimate.autograd import Subject
-from actplan.load import load_model
-from actplan.plan.candidates import Candidates
-from actplan.schedule import frontier
-from actplan.spec import Run
+from actplan.checkpointing.candidates import Candidates
+from actplan.checkpointing.segmented import Subject
+from actplan.checkpointing.solvers import frontier
+from actplan.model.reading import load_model
+from actplan.training import Run
 
 
 def best(run: Callable[[], object], times: int = 3) -> float:

@@ -16,8 +16,9 @@ from operator import add
 from random import Random
 from typing import TypeVar
 
-from actplan.chain import Chain, Stage, evaluate, store_all
-from actplan.schedule import frontier
+from actplan.profile.measured.chain import Chain, Stage, evaluate, store_all
+
+from actplan.checkpointing.solvers import frontier
 
 MIB = 1 << 20
 NEVER = 1 << 200

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from actplan.budget import Job, budget
-from actplan.errors import InputError
-from actplan.estimate.autograd import subject
-from actplan.load import load_model
-from actplan.mesh import Mesh
-from actplan.policies import parse_policy
-from actplan.recipes import RECIPES, load_recipe
+from actplan.basics.errors import InputError
+from actplan.checkpointing.segmented import subject
+from actplan.memory.budget import Job, budget
+from actplan.model import Model
+from actplan.model.reading import load_model
 from actplan.report import Budget
-from actplan.spec import Model, Run
+from actplan.training import Run
+from actplan.training.mesh import Mesh
+from actplan.training.policies import parse_policy
+from actplan.training.recipes import RECIPES, load_recipe
 
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "communication")

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from actplan.basics.units import GIB
 from actplan.cli.main import run
-from actplan.units import GIB
 
 GB = 10**9
 CASES = json.loads((Path(__file__).parent.parent / "reference" / "cases.json").read_text())["cases"]

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from actplan.basics.units import GIB, MIB
 from actplan.cli.main import run
-from actplan.units import GIB, MIB
 
 GB = 10**9
 REFERENCE = Path(__file__).parent.parent / "reference"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from actplan.budget import Job, budget
+from actplan.checkpointing.segmented import subject
 from actplan.cli.main import run as actplan
-from actplan.estimate.autograd import subject
-from actplan.load import load_model
-from actplan.recipes import load_recipe
-from actplan.spec import Run
+from actplan.memory.budget import Job, budget
+from actplan.model.reading import load_model
+from actplan.training import Run
+from actplan.training.recipes import load_recipe
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 DATA: dict[str, Any] = json.loads((REFERENCE / "losses.json").read_text(encoding="utf-8"))

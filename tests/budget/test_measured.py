@@ -19,16 +19,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from actplan.budget import Job, budget
-from actplan.estimate.autograd import subject
-from actplan.gpus import SLACK, load_gpu
-from actplan.load import load_model
-from actplan.mesh import Mesh
-from actplan.policies import EveryLayer, NoCheckpoint
-from actplan.recipes import load_recipe
+from actplan.basics.units import BF16, FP16, FP32, GIB, MIB
+from actplan.checkpointing.segmented import subject
+from actplan.memory.budget import Job, budget
+from actplan.memory.gpus import SLACK, load_gpu
+from actplan.model import Attention, Layer, Mlp, Model, QuantisedBase
+from actplan.model.reading import load_model
 from actplan.report import Budget
-from actplan.spec import Attention, Layer, Lora, Mlp, Model, QuantisedBase, Run
-from actplan.units import BF16, FP16, FP32, GIB, MIB
+from actplan.training import Lora, Run
+from actplan.training.mesh import Mesh
+from actplan.training.policies import EveryLayer, NoCheckpoint
+from actplan.training.recipes import load_recipe
 
 MEDIAN_ERROR, WORST_ERROR = 0.02, 0.06
 RECORDS: list[dict[str, Any]] = json.loads(

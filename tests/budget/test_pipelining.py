@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actplan.errors import InputError
-from actplan.mesh import Mesh
-from actplan.pipelining import SCHEDULES, Action, PipelineSchedule, fullest, pipeline_schedule
+from actplan.basics.errors import InputError
+from actplan.training.mesh import Mesh
+from actplan.training.pipelining import (
+    SCHEDULES,
+    Action,
+    PipelineSchedule,
+    fullest,
+    pipeline_schedule,
+)
 
 STAGES = (2, 3, 4, 8)
 

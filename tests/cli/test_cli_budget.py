@@ -11,7 +11,7 @@ import pytest
 from cli_harness import CLEAN, COMMAND, actplan, refused, result
 from test_cli_start_up import heavy, modules
 
-from actplan.units import GIB
+from actplan.basics.units import GIB
 
 SMALL = ("--preset", "llama-3.2-1b", "--set", "num_layers=4", "--seq", "1k")
 LLAMA = ("--preset", "llama-3-8b", "--recipe", "fsdp", "--dp", "8")
@@ -438,7 +438,9 @@ def test_a_budget_loads_nothing_heavy() -> None:
     assert heavy(loaded) == set()
     assert heavy(modules("sweep", *SMALL, "--gpu", "h100-80gb", "--format", "json")) == set()
     plain = modules("estimate", "--format", "json")
-    assert not plain & {"actplan.budget", "actplan.gpus", "actplan.recipes", "actplan.verdict", "actplan.budget_notes"}
+    rooms = ("budget", "gpus", "verdict", "states")
+    unwanted = {"actplan.training.recipes", "actplan.notes.budget", *(f"actplan.memory.{room}" for room in rooms)}
+    assert not plain & unwanted
 
 
 def test_training_with_rounding_in_the_way() -> None:

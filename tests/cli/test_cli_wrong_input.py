@@ -132,7 +132,7 @@ def test_a_path_that_is_not_text() -> None:
 
 def test_a_bug_is_exit_3_and_one_line(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import actplan.units\ndef broken(*a): raise RuntimeError('boom')\nactplan.units.parse_range = broken\n"
+        "import actplan.basics.units as units\ndef broken(*a): raise RuntimeError('boom')\nunits.parse_range = broken\n"
     )
     env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), CLEAN.get("PYTHONPATH", "")])}
     done = actplan("estimate", env=env)

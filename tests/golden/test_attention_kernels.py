@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from actplan.basics.errors import InputError
+from actplan.basics.units import FP16, FP32
+from actplan.checkpointing.segmented import segmented
 from actplan.cli.main import run as actplan
-from actplan.errors import InputError
-from actplan.estimate.autograd import segmented
-from actplan.layers.kernels import kernels
-from actplan.layers.model import Walk, walk
-from actplan.load import load_model
-from actplan.mesh import Mesh
-from actplan.policies import EveryLayer, NoCheckpoint
-from actplan.spec import Attention, LatentAttention, Model, Run
-from actplan.units import FP16, FP32
+from actplan.model import Attention, LatentAttention, Model
+from actplan.model.reading import load_model
+from actplan.stacks.transformers.kernels import kernels
+from actplan.stacks.transformers.model import Walk, walk
+from actplan.training import Run
+from actplan.training.mesh import Mesh
+from actplan.training.policies import EveryLayer, NoCheckpoint
 
 T = 1000
 

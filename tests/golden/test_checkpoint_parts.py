@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from actplan.estimate.autograd import segmented
-from actplan.layers.model import walk
-from actplan.load import load_model
-from actplan.policies import parse_policy
-from actplan.spec import Lora, Model, Run
+from actplan.checkpointing.segmented import segmented
+from actplan.model import Model
+from actplan.model.reading import load_model
+from actplan.stacks.transformers.model import walk
+from actplan.training import Lora, Run
+from actplan.training.policies import parse_policy
 
 DATA: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "reference" / "checkpoint_parts.json").read_text("utf-8")

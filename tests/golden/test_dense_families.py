@@ -16,15 +16,16 @@ import msgspec
 import pytest
 from golden_reference import REFERENCE, traced_rows
 
-from actplan import load
 from actplan.autograd import Tape
-from actplan.errors import InputError
-from actplan.estimate.autograd import segmented
-from actplan.layers.model import Walk, walk
-from actplan.load.config_json import document_of_config
-from actplan.policies import EveryK, NoCheckpoint
-from actplan.spec import Model, Run
-from actplan.units import BF16, FP32
+from actplan.basics.errors import InputError
+from actplan.basics.units import BF16, FP32
+from actplan.checkpointing.segmented import segmented
+from actplan.model import Model
+from actplan.model import reading as load
+from actplan.model.reading.config_json import document_of_config
+from actplan.stacks.transformers.model import Walk, walk
+from actplan.training import Run
+from actplan.training.policies import EveryK, NoCheckpoint
 
 RECORDS: list[dict[str, Any]] = json.loads((REFERENCE / "autograd_dense.json").read_text(encoding="utf-8"))
 PRESETS = {

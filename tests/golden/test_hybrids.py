@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from actplan.errors import InputError
-from actplan.estimate import textbook
-from actplan.estimate.autograd import segmented
-from actplan.layers.model import walk
-from actplan.load import load_model, resolve
-from actplan.load.config_json import document_of_config
-from actplan.policies import Blocks, EveryK, EveryLayer, Layers, NoCheckpoint
-from actplan.spec import Lora, Model, Run
+from actplan.basics.errors import InputError
+from actplan.checkpointing import textbook
+from actplan.checkpointing.segmented import segmented
+from actplan.model import Model
+from actplan.model.reading import load_model, resolve
+from actplan.model.reading.config_json import document_of_config
+from actplan.stacks.transformers.model import walk
+from actplan.training import Lora, Run
+from actplan.training.policies import Blocks, EveryK, EveryLayer, Layers, NoCheckpoint
 
 FALCON_H1 = {
     "model_type": "falcon_h1", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 8,

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from actplan.estimate.autograd import segmented
-from actplan.layers.model import walk
-from actplan.load.config_json import document_of_config
-from actplan.load.resolution import resolve
-from actplan.policies import parse_policy
-from actplan.spec import Model, Run
+from actplan.checkpointing.segmented import segmented
+from actplan.model import Model
+from actplan.model.reading.config_json import document_of_config
+from actplan.model.reading.resolution import resolve
+from actplan.stacks.transformers.model import walk
+from actplan.training import Run
+from actplan.training.policies import parse_policy
 
 GEMMA_2 = {
     "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216,

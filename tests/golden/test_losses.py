@@ -16,16 +16,17 @@ import pytest
 from golden_reference import REFERENCE
 from msgspec.structs import replace
 
+from actplan.basics.units import BF16, FP32
+from actplan.checkpointing.segmented import segmented
 from actplan.cli.main import run as actplan
-from actplan.estimate.autograd import segmented
-from actplan.layers import losses
-from actplan.layers.model import walk
-from actplan.load import load_model, resolve
-from actplan.load.config_json import document_of_config
-from actplan.mesh import Mesh
-from actplan.policies import EveryLayer, NoCheckpoint
-from actplan.spec import LOSSES, Frozen, Loss, Model, Mtp, Run
-from actplan.units import BF16, FP32
+from actplan.model import Model, Mtp
+from actplan.model.reading import load_model, resolve
+from actplan.model.reading.config_json import document_of_config
+from actplan.stacks.transformers import losses
+from actplan.stacks.transformers.model import walk
+from actplan.training import LOSSES, Frozen, Loss, Run
+from actplan.training.mesh import Mesh
+from actplan.training.policies import EveryLayer, NoCheckpoint
 
 DATA: dict[str, Any] = json.loads((REFERENCE / "losses.json").read_text(encoding="utf-8"))
 Record = dict[str, Any]

@@ -15,20 +15,21 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from actplan.profile.measured.measured import profile
 from golden_reference import REFERENCE, our_rows, traced_rows
 from msgspec import structs
 
+from actplan.answers import estimate
 from actplan.autograd import Tape
-from actplan.errors import InputError
-from actplan.estimate import estimate
-from actplan.layers.model import Walk, walk
-from actplan.load import load_model
-from actplan.load.config_json import document_of_config
-from actplan.load.resolution import resolve
-from actplan.mesh import Mesh
-from actplan.profile import profile
-from actplan.spec import Model, Run
-from actplan.units import BF16, FP32
+from actplan.basics.errors import InputError
+from actplan.basics.units import BF16, FP32
+from actplan.model import Model
+from actplan.model.reading import load_model
+from actplan.model.reading.config_json import document_of_config
+from actplan.model.reading.resolution import resolve
+from actplan.stacks.transformers.model import Walk, walk
+from actplan.training import Run
+from actplan.training.mesh import Mesh
 
 FILES = ("autograd_moe.json", "autograd_moe_liger.json", "autograd_mamba.json", "autograd_hybrids.json")
 RECORDS: list[dict[str, Any]] = [

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actplan.profile.measured.measured import profile
 from msgspec.structs import replace
 
-from actplan import policies
 from actplan.autograd import Tape
-from actplan.errors import InputError
-from actplan.estimate.autograd import segmented
-from actplan.layers.model import Walk, walk
-from actplan.load.loader import load_model
-from actplan.profile import profile
-from actplan.spec import Attention, FakeQuantised, Frozen, Layer, Lora, Mlp, Model, QuantisedBase, Run
-from actplan.units import DTYPES, FP16, FP32, MIB
+from actplan.basics.errors import InputError
+from actplan.basics.units import DTYPES, FP16, FP32, MIB
+from actplan.checkpointing.segmented import segmented
+from actplan.model import Attention, Layer, Mlp, Model, QuantisedBase
+from actplan.model.reading.loader import load_model
+from actplan.stacks.transformers.model import Walk, walk
+from actplan.training import FakeQuantised, Frozen, Lora, Run, policies
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 Record = dict[str, Any]

@@ -15,17 +15,18 @@ import pytest
 from golden_reference import REFERENCE
 from msgspec.structs import replace
 
+from actplan.answers import estimate
 from actplan.autograd import Tape
+from actplan.basics.errors import InputError
+from actplan.checkpointing.segmented import segmented
 from actplan.cli.main import run as actplan
-from actplan.errors import InputError
-from actplan.estimate import estimate
-from actplan.estimate.autograd import segmented
-from actplan.layers.model import uncrossed, walk
-from actplan.load import load_model, resolve
-from actplan.load.config_json import document_of_config
-from actplan.mesh import Mesh
-from actplan.policies import EveryK, EveryLayer, FirstN, Heaviest, NoCheckpoint, OneIn
-from actplan.spec import Lora, Model, Mtp, Run
+from actplan.model import Model, Mtp
+from actplan.model.reading import load_model, resolve
+from actplan.model.reading.config_json import document_of_config
+from actplan.stacks.transformers.model import uncrossed, walk
+from actplan.training import Lora, Run
+from actplan.training.mesh import Mesh
+from actplan.training.policies import EveryK, EveryLayer, FirstN, Heaviest, NoCheckpoint, OneIn
 
 RECORDS: list[dict[str, Any]] = json.loads((REFERENCE / "prediction.json").read_text(encoding="utf-8"))
 

@@ -13,24 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actplan.profile.measured.measured import Parameter
 from msgspec.structs import replace
 
-from actplan import policies
 from actplan.autograd import Tape
-from actplan.estimate.autograd import segmented
-from actplan.layers.model import Walk, walk
-from actplan.load import load_model
-from actplan.load.config_json import document_of_config
-from actplan.load.resolution import resolve
-from actplan.mesh import Mesh
-from actplan.profile import Parameter
-from actplan.quantising import parse_base, parse_version
-from actplan.recipes import load_recipe
-from actplan.spec import Lora, Model, QuantisedBase, Run
-from actplan.spec.quantised import quantised_base
-from actplan.states import Unit, states
-from actplan.states.shards import gathered_bytes
-from actplan.units import BF16, DTYPES, FP32
+from actplan.basics.units import BF16, DTYPES, FP32
+from actplan.checkpointing.segmented import segmented
+from actplan.memory.shards import gathered_bytes
+from actplan.memory.states import Unit, states
+from actplan.model import Model, QuantisedBase
+from actplan.model.quantised import quantised_base
+from actplan.model.reading import load_model
+from actplan.model.reading.config_json import document_of_config
+from actplan.model.reading.resolution import resolve
+from actplan.stacks.transformers.model import Walk, walk
+from actplan.training import Lora, Run, policies
+from actplan.training.mesh import Mesh
+from actplan.training.quantising import parse_base, parse_version
+from actplan.training.recipes import load_recipe
 
 REFERENCE = json.loads((Path(__file__).parent.parent / "reference" / "quantised.json").read_text())
 Record = dict[str, Any]

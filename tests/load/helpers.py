@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from actplan import load
-from actplan.errors import InputError
-from actplan.spec import Attention, GatedDeltaNet, Layer, Model
+from actplan.basics.errors import InputError
+from actplan.model import Attention, GatedDeltaNet, Layer, Model
+from actplan.model import reading as load
 
 CONFIGS = Path(__file__).parent.parent / "reference" / "configs"
 AUTOGRAD = Path(__file__).parent.parent / "reference" / "autograd.json"

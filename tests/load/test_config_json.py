@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from helpers import CONFIGS, LLAMA, config_model, message, num_parameters
 
-from actplan import load
-from actplan.errors import InputError
-from actplan.spec import Attention, GatedDeltaNet, Model
+from actplan.basics.errors import InputError
+from actplan.model import Attention, GatedDeltaNet, Model
+from actplan.model import reading as load
 
 QWEN3_5 = {**LLAMA, "model_type": "qwen3_5_text", "num_hidden_layers": 8}
 

@@ -10,9 +10,9 @@ from helpers import DOCUMENT, document, message, resolved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actplan import load
-from actplan.load.pattern import format_pattern
-from actplan.spec import Attention, Model
+from actplan.model import Attention, Model
+from actplan.model import reading as load
+from actplan.model.reading.pattern import format_pattern
 
 
 def attention_of(model: Model, layer: int) -> Attention:

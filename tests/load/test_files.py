@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from helpers import message
 
-from actplan import load
-from actplan.load.files import MAX_FILE_BYTES
+from actplan.basics.files import MAX_FILE_BYTES
+from actplan.model import reading as load
 
 
 def written(folder: Path, data: bytes) -> str:

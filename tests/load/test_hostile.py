@@ -11,8 +11,8 @@ from helpers import DOCUMENT, LLAMA, document
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actplan import load
-from actplan.errors import ActplanError
+from actplan.basics.errors import ActplanError
+from actplan.model import reading as load
 
 quick = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.just(10**400)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from helpers import DOCUMENT, document, message
 
-from actplan import load
-from actplan.spec import Attention, GatedDeltaNet, Model
+from actplan.model import Attention, GatedDeltaNet, Model
+from actplan.model import reading as load
 
 
 def after(*settings: str, **changed: Any) -> Model:

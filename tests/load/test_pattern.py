@@ -10,7 +10,7 @@ from helpers import message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actplan.load.pattern import format_pattern, parse_pattern, period
+from actplan.model.reading.pattern import format_pattern, parse_pattern, period
 
 
 @pytest.mark.parametrize(

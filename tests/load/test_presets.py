@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from helpers import AUTOGRAD, CONFIG_OF_PRESET, CONFIGS, message, num_parameters
 
-from actplan import load
+from actplan.model import reading as load
 
 PARAMETERS = {
     # Transformers 5.24, AutoModelForCausalLM.from_config on the meta device, of tests/reference/configs

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from helpers import LLAMA, config_model, message
 
-from actplan.quantising import METHODS, stored_base
-from actplan.spec import Model, Quantization
+from actplan.model import Model, Quantization
+from actplan.training.quantising import METHODS, stored_base
 
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from helpers import LLAMA, message
 
-from actplan import load
+from actplan.model import reading as load
 
 
 def named(folder: Path, name: str = "config.json") -> Path:

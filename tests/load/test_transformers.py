@@ -10,10 +10,10 @@ import torch
 import transformers
 from helpers import num_parameters
 
-from actplan import load
-from actplan.errors import InputError
-from actplan.load.config_json import document_of_config
-from actplan.spec import Attention, Model
+from actplan.basics.errors import InputError
+from actplan.model import Attention, Model
+from actplan.model import reading as load
+from actplan.model.reading.config_json import document_of_config
 
 pytestmark = pytest.mark.torch
 

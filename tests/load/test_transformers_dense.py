@@ -12,11 +12,12 @@ import pytest
 import torch
 import transformers
 
-from actplan import load
-from actplan.errors import InputError
-from actplan.layers.model import walk
-from actplan.load.config_json import document_of_config
-from actplan.spec import Attention, Model, Run
+from actplan.basics.errors import InputError
+from actplan.model import Attention, Model
+from actplan.model import reading as load
+from actplan.model.reading.config_json import document_of_config
+from actplan.stacks.transformers.model import walk
+from actplan.training import Run
 
 pytestmark = pytest.mark.torch
 

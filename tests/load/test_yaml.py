@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers import message
 
-from actplan.load.strict_yaml import MAX_NODES, parse_yaml
+from actplan.basics.strict_yaml import MAX_NODES, parse_yaml
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from actplan.spec import Attention, GatedDeltaNet, Layer, Mlp, Model, Run
+from actplan.model import Attention, GatedDeltaNet, Layer, Mlp, Model
+from actplan.training import Run
 
 ATTENTION = Layer("full", Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=32), Mlp(512))
 DELTA = Layer("delta", GatedDeltaNet(num_key_heads=2, num_value_heads=4, key_head_dim=32, value_head_dim=32), Mlp(384))

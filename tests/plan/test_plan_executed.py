@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from actplan.estimate.autograd import segmented
-from actplan.load import load_model
-from actplan.plan import plan
-from actplan.policies import NoCheckpoint, Segment, parse_policy
-from actplan.spec import Run
+from actplan.checkpointing import plan
+from actplan.checkpointing.segmented import segmented
+from actplan.model.reading import load_model
+from actplan.training import Run
+from actplan.training.policies import NoCheckpoint, Segment, parse_policy
 
 pytestmark = pytest.mark.torch
 LLAMA = {

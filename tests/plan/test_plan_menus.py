@@ -10,14 +10,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan_models import ATTENTION, DELTA, model, models, runs
 
-from actplan import estimate
-from actplan.errors import InputError
-from actplan.estimate.autograd import Segmented, segmented, subject
-from actplan.layers.model import walk
-from actplan.load import load_model
+from actplan import answers as estimate
+from actplan.basics.errors import InputError
+from actplan.checkpointing.segmented import Segmented, segmented, subject
+from actplan.model import GatedDeltaNet, Layer, Model, Moe
+from actplan.model.reading import load_model
 from actplan.ops.deltanet import delta_rule_flops
-from actplan.policies import Explicit, KeptOutputs, Segment, Selective, Words, parse_policy
-from actplan.spec import GatedDeltaNet, Layer, Model, Moe, Run
+from actplan.stacks.transformers.model import walk
+from actplan.training import Run
+from actplan.training.policies import (
+    Explicit,
+    KeptOutputs,
+    Segment,
+    Selective,
+    Words,
+    parse_policy,
+)
 
 TOLERANCE = 0.005
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -181,7 +189,7 @@ def test_wrong_lists_are_refused(text: str) -> None:
 
 
 def test_frozen_layers_below_have_nothing_to_keep() -> None:
-    from actplan.spec import Frozen
+    from actplan.training import Frozen
 
     small = model(*[ATTENTION] * 4)
     run = Run(sequence_length=128, frozen=Frozen(first_layers=2, parts=("embed_tokens",)))

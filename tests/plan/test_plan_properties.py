@@ -9,13 +9,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from plan_models import ATTENTION, DELTA, model, models, runs
 
-from actplan.errors import InputError
-from actplan.estimate.autograd import segmented
-from actplan.layers.model import walk
-from actplan.plan import frontier, largest, plan
-from actplan.plan.largest import search
-from actplan.policies import EveryLayer, NoCheckpoint, parse_policy
-from actplan.spec import Model, Run
+from actplan.basics.errors import InputError
+from actplan.checkpointing import frontier, largest, plan
+from actplan.checkpointing.largest import search
+from actplan.checkpointing.segmented import segmented
+from actplan.model import Model
+from actplan.stacks.transformers.model import walk
+from actplan.training import Run
+from actplan.training.policies import EveryLayer, NoCheckpoint, parse_policy
 
 SLOW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FAMILIES = ["any", "torch", "hf", "torchtitan", "megatron"]
@@ -139,7 +140,7 @@ def test_the_largest_fits_and_one_more_does_not(axis: str) -> None:
     deep, flat = found.with_checkpointing, found.without_checkpointing
     assert deep.value >= flat.value
     assert deep.peak_bytes <= limit
-    from actplan.plan.largest import scaled
+    from actplan.checkpointing.largest import scaled
 
     assert plan(*scaled(small, run, axis, deep.value), limit, only="hf").feasible
     assert not plan(*scaled(small, run, axis, deep.value + 1), limit, only="hf").feasible

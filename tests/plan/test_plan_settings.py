@@ -7,14 +7,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan_models import ATTENTION, DELTA, model, models, runs
 
-from actplan.errors import InputError
-from actplan.estimate.autograd import segmented, subject
-from actplan.layers.model import walk
-from actplan.plan import plan
-from actplan.plan.settings import runs as can_run
-from actplan.plan.settings import torchtitan_selective, uniform
-from actplan.policies import Modules, NoCheckpoint, parse_policy
-from actplan.spec import Model, Run
+from actplan.basics.errors import InputError
+from actplan.checkpointing import plan
+from actplan.checkpointing.segmented import segmented, subject
+from actplan.checkpointing.settings import runs as can_run
+from actplan.checkpointing.settings import torchtitan_selective, uniform
+from actplan.model import Model
+from actplan.stacks.transformers.model import walk
+from actplan.training import Run
+from actplan.training.policies import Modules, NoCheckpoint, parse_policy
 
 RUN = Run(sequence_length=256)
 

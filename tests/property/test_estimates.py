@@ -6,12 +6,13 @@ import msgspec
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from actplan import estimate
-from actplan.estimate.autograd import segmented
-from actplan.layers.model import walk
-from actplan.policies import Layers, NoCheckpoint, Policy, parse_policy
-from actplan.spec import Attention, GatedDeltaNet, Layer, Mlp, Model, Run
-from actplan.units import BF16, FP16, FP32
+from actplan import answers as estimate
+from actplan.basics.units import BF16, FP16, FP32
+from actplan.checkpointing.segmented import segmented
+from actplan.model import Attention, GatedDeltaNet, Layer, Mlp, Model
+from actplan.stacks.transformers.model import walk
+from actplan.training import Run
+from actplan.training.policies import Layers, NoCheckpoint, Policy, parse_policy
 
 CHAIN_TOLERANCE = 0.005
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

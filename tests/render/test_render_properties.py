@@ -13,6 +13,7 @@ import render_samples as samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actplan.basics.units import GIB
 from actplan.render import estimate, ledger, numbers, sweep
 from actplan.render.blocks import Block, Table
 from actplan.render.csv import to_csv
@@ -21,7 +22,6 @@ from actplan.render.markdown import to_markdown
 from actplan.render.select import select
 from actplan.render.text import to_text, width
 from actplan.report import Report, to_json
-from actplan.units import GIB
 
 few = settings(max_examples=20, deadline=None)
 

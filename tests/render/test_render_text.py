@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from actplan.errors import InputError
+from actplan.basics.errors import InputError
 from actplan.render import numbers
 from actplan.render.blocks import Column, Line, Note, Table
 from actplan.render.csv import Sheet, to_csv

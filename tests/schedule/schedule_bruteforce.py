@@ -6,10 +6,17 @@ from functools import cache
 from itertools import product
 from random import Random
 
+from actplan.profile.measured.chain import (
+    Chain,
+    Checkpointed,
+    Choice,
+    Option,
+    Schedule,
+    Stage,
+    Stored,
+)
 from msgspec.structs import replace
 from schedule_simulator import simulate
-
-from actplan.chain import Chain, Checkpointed, Choice, Option, Schedule, Stage, Stored
 
 
 @cache

@@ -12,9 +12,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from actplan.profile.measured.chain import (
+    Chain,
+    Checkpointed,
+    Schedule,
+    Stage,
+    Stored,
+    Unit,
+    evaluate,
+)
 
-from actplan.chain import Chain, Checkpointed, Schedule, Stage, Stored, Unit, evaluate
-from actplan.schedule import frontier, plan, segmented, solve_nested, sqrt_segments
+from actplan.checkpointing.solvers import frontier, plan, segmented, solve_nested, sqrt_segments
 
 if TYPE_CHECKING:
     import torch

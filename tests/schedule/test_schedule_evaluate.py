@@ -5,11 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from msgspec.structs import replace
-from schedule_bruteforce import nested, random_chain, single_level
-from schedule_simulator import Simulator, simulate
-
-from actplan.chain import (
+from actplan.profile.measured.chain import (
     Chain,
     Checkpointed,
     Choice,
@@ -20,6 +16,9 @@ from actplan.chain import (
     evaluate,
     store_all,
 )
+from msgspec.structs import replace
+from schedule_bruteforce import nested, random_chain, single_level
+from schedule_simulator import Simulator, simulate
 
 KINDS = ("big_forward", "gradients", "frozen", "menus", "skips", "ahead")
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from actplan.profile.measured.chain import (
+    Chain,
+    Checkpointed,
+    Choice,
+    Option,
+    Schedule,
+    Stage,
+    Stored,
+    evaluate,
+)
 from msgspec.structs import replace
 from schedule_bruteforce import random_chain
 from schedule_simulator import simulate
 
-from actplan.chain import Chain, Checkpointed, Choice, Option, Schedule, Stage, Stored, evaluate
-from actplan.errors import InputError
-from actplan.schedule import (
+from actplan.basics.errors import InputError
+from actplan.checkpointing.solvers import (
     FAMILIES,
     blocks,
     every_k,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from actplan.profile.measured.chain import Chain, Checkpointed, Stage, Stored, evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_bruteforce import brute_frontier, plain_frontier, random_chain
 from schedule_simulator import simulate
 
-from actplan.chain import Chain, Checkpointed, Stage, Stored, evaluate
-from actplan.schedule import frontier, plan, solve
+from actplan.checkpointing.solvers import frontier, plan, solve
 
 KINDS = {
     "plain": {},
@@ -161,7 +161,7 @@ def test_thinned_sets_are_real_schedules_close_to_the_optimum() -> None:
 
 
 def test_a_heuristic_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import actplan.schedule.planner as module
+    import actplan.checkpointing.solvers.planner as module
 
     monkeypatch.setattr(module, "solve", lambda *a, **k: solve(*a, exact_labels=50, thinned_labels=50, **k))
     chain = wide_chain(30)

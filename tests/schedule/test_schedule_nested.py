@@ -5,14 +5,14 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from actplan.profile.measured.chain import Chain, Schedule, Stage, evaluate
 from msgspec.structs import replace
 from schedule_bruteforce import brute_frontier, brute_nested, random_chain
 from schedule_simulator import simulate
 from test_schedule_frontier import wide_chain
 
-from actplan.chain import Chain, Schedule, Stage, evaluate
-from actplan.schedule import frontier, plan, solve_nested
-from actplan.schedule.merging import merge, merged_stage, spread
+from actplan.checkpointing.solvers import frontier, plan, solve_nested
+from actplan.checkpointing.solvers.merging import merge, merged_stage, spread
 
 KINDS = {
     "plain": {},

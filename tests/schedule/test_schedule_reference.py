@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actplan.profile.measured.chain import (
+    Chain,
+    Checkpointed,
+    Schedule,
+    Stored,
+    Unit,
+    evaluate,
+    joined,
+    store_all,
+)
 from schedule_simulator import simulate
 
-from actplan.chain import Chain, Checkpointed, Schedule, Stored, Unit, evaluate, joined, store_all
-from actplan.schedule import (
+from actplan.checkpointing.solvers import (
     every_k,
     every_layer,
     first_n,
@@ -25,8 +34,8 @@ from actplan.schedule import (
     solve_nested,
     sqrt_segments,
 )
-from actplan.schedule.files import chain_from
-from actplan.schedule.planner import Frontier
+from actplan.checkpointing.solvers.files import chain_from
+from actplan.checkpointing.solvers.planner import Frontier
 
 FILE = Path(__file__).parents[1] / "reference" / "chains.json"
 DATA = json.loads(FILE.read_text())

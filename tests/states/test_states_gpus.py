@@ -8,8 +8,9 @@ from statistics import median
 
 import pytest
 
-from actplan.errors import InputError
-from actplan.gpus import (
+from actplan.basics.errors import InputError
+from actplan.basics.units import GIB, MIB
+from actplan.memory.gpus import (
     SLACK,
     SLACK_EAGER,
     all_gpus,
@@ -20,7 +21,6 @@ from actplan.gpus import (
     names,
     reserved_range,
 )
-from actplan.units import GIB, MIB
 
 MEASURED = json.loads((Path(__file__).parent.parent / "reference" / "measured.json").read_text())
 ASKED = [

@@ -6,20 +6,30 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from actplan.profile.measured.measured import Parameter, profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actplan.errors import InputError
-from actplan.load import load_model
-from actplan.mesh import Mesh
-from actplan.optimizers import OPTIMIZERS, AdamW, Stepped
-from actplan.profile import Parameter, profile
-from actplan.recipes import RECIPES, Offload, Recipe, load_recipe
-from actplan.running import under
-from actplan.sharding import Ddp, Fsdp, MegatronDdp, Zero
-from actplan.spec import Lora, QuantisedBase, Run
-from actplan.states import CATEGORIES, PHASES, PipelineSplit, States, Unit, chunk_layers, stage_chunks, states
-from actplan.units import BF16, FP32
+from actplan.basics.errors import InputError
+from actplan.basics.units import BF16, FP32
+from actplan.memory.states import (
+    CATEGORIES,
+    PHASES,
+    PipelineSplit,
+    States,
+    Unit,
+    chunk_layers,
+    stage_chunks,
+    states,
+)
+from actplan.model import QuantisedBase
+from actplan.model.reading import load_model
+from actplan.training import Lora, Run
+from actplan.training.mesh import Mesh
+from actplan.training.optimizers import OPTIMIZERS, AdamW, Stepped
+from actplan.training.recipe_run import under
+from actplan.training.recipes import RECIPES, Offload, Recipe, load_recipe
+from actplan.training.sharding import Ddp, Fsdp, MegatronDdp, Zero
 
 
 def model(layers: int = 8, width: int = 256, *, tied: bool = False, experts: int = 0) -> tuple[Unit, ...]:

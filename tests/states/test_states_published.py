@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from actplan.profile.measured.measured import Parameter, profile
 
-from actplan.load import load_model
-from actplan.mesh import Mesh
-from actplan.profile import Parameter, profile
-from actplan.recipes import RECIPES, Offload, load_recipe
-from actplan.sharding import Fsdp
-from actplan.spec import QuantisedBase, Run
-from actplan.states import Unit, states, units_of
-from actplan.units import BF16, GIB, MIB
+from actplan.basics.units import BF16, GIB, MIB
+from actplan.memory.states import Unit, states, units_of
+from actplan.model import QuantisedBase
+from actplan.model.reading import load_model
+from actplan.training import Run
+from actplan.training.mesh import Mesh
+from actplan.training.recipes import RECIPES, Offload, load_recipe
+from actplan.training.sharding import Fsdp
 
 NOWHERE = Offload()
 MEASURED = {r["id"]: r for r in json.loads((Path(__file__).parent.parent / "reference" / "measured.json").read_text())}

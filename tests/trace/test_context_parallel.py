@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from actplan.autograd import Tape
+from actplan.basics.units import BF16
 from actplan.ops import context_parallel as ours
 from actplan.ops.attention import flash_attention
 from actplan.ops.views import transpose
-from actplan.units import BF16
 
 pytestmark = pytest.mark.torch
 

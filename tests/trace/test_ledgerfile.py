@@ -7,12 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actplan.profile.measured.ledger_file import (
+    Check,
+    Ledger,
+    Point,
+    Row,
+    Span,
+    Stage,
+    file,
+    load_ledger,
+    parse,
+    write_ledger,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actplan.basics.errors import InputError
 from actplan.cli.main import run
-from actplan.errors import InputError
-from actplan.ledgerfile import Check, Ledger, Point, Row, Span, Stage, file, load_ledger, parse, write_ledger
 from actplan.trace.polynomial import fit_size, fit_sum, multiply, text, value
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch.distributed.pipelining.schedules as theirs
 
-from actplan.mesh import Mesh
-from actplan.pipelining import SCHEDULES, Action, Kind
+from actplan.training.mesh import Mesh
+from actplan.training.pipelining import SCHEDULES, Action, Kind
 
 pytestmark = pytest.mark.torch
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from trace_cases import CONFIGS
 
-from actplan.estimate.autograd import segmented
-from actplan.load import load_model
-from actplan.policies import parse_policy
-from actplan.spec import Run
+from actplan.basics.units import parse_dtype
+from actplan.checkpointing.segmented import segmented
+from actplan.model.reading import load_model
 from actplan.trace import TraceOptions, trace_model
 from actplan.trace.patches import replaced
-from actplan.units import parse_dtype
+from actplan.training import Run
+from actplan.training.policies import parse_policy
 
 pytestmark = pytest.mark.torch
 

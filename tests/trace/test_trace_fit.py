@@ -11,11 +11,12 @@ import trace_cases as cases
 
 pytestmark = pytest.mark.torch
 
-from actplan.estimate.traced import Traced  # noqa: E402
-from actplan.ledgerfile import Evaluation, load_ledger, write_ledger  # noqa: E402
-from actplan.policies import parse_policy  # noqa: E402
-from actplan.spec import Run  # noqa: E402
+from actplan.profile.measured.ledger_file import Evaluation, load_ledger, write_ledger  # noqa: E402
+
 from actplan.trace import TraceOptions, compare, fit_ledger, trace_model  # noqa: E402
+from actplan.traced.estimate import Traced  # noqa: E402
+from actplan.training import Run  # noqa: E402
+from actplan.training.policies import parse_policy  # noqa: E402
 
 CASES = {
     "llama": ("llama-3.2-1b.json", TraceOptions(attention="eager", num_layers=5), (1, 3000)),

@@ -77,7 +77,7 @@ def test_a_run_after_other_kernels_is_the_same_run() -> None:
 
 
 def test_liger_is_refused_where_its_patches_are_not_known() -> None:
-    from actplan.errors import InputError
+    from actplan.basics.errors import InputError
     from actplan.trace import trace_model
 
     with pytest.raises(InputError, match="Liger"):

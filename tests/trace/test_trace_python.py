@@ -12,9 +12,9 @@ import trace_cases as cases
 
 pytestmark = pytest.mark.torch
 
-from actplan.errors import InputError  # noqa: E402
-from actplan.estimate.traced_ending import check_verdict  # noqa: E402
+from actplan.basics.errors import InputError  # noqa: E402
 from actplan.trace import TraceOptions, fit_ledger, trace_model  # noqa: E402
+from actplan.traced.ending import check_verdict  # noqa: E402
 
 WIDTH = 64
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from actplan.basics.errors import InputError
 from actplan.cli.main import run
-from actplan.errors import InputError
 from actplan.trace.snapshot import read_snapshot
 
 MIB = 1 << 20
@@ -187,8 +187,8 @@ sys.modules["torch"] = None
 sys.modules["transformers"] = None
 import actplan.trace as trace
 from actplan.trace.snapshot import read_snapshot
-import actplan.ledgerfile
-from actplan.errors import MissingExtraError
+import actplan.profile.ledger_file
+from actplan.basics.errors import MissingExtraError
 for run in (trace.trace_model, trace.fit_ledger):
     try:
         run("config.json")
@@ -205,6 +205,6 @@ def test_a_missing_extra_says_what_to_install() -> None:
 
 
 def test_the_package_loads_no_torch() -> None:
-    code = "import sys, actplan.trace, actplan.ledgerfile; print('torch' in sys.modules)"
+    code = "import sys, actplan.trace, actplan.profile.ledger_file; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actplan.profile.measured.ledger_file import (
+    Ending,
+    Images,
+    Ledger,
+    LeftOut,
+    Span,
+    load_ledger,
+    write_ledger,
+)
+from actplan.profile.measured.ledger_file.structs import UNASKED
 from msgspec.structs import replace
 
+from actplan.basics.errors import InputError
 from actplan.cli.main import run
-from actplan.errors import InputError
-from actplan.ledgerfile import Ending, Images, Ledger, LeftOut, Span, load_ledger, write_ledger
-from actplan.ledgerfile.structs import UNASKED
 
 LLAMA = Path(__file__).parent.parent / "reference" / "ledger_llama_3_2_1b.yaml"
 

@@ -1,0 +1,1 @@
+"""Units, typed errors, and files read strictly: what knows nothing of models."""

@@ -1,0 +1,171 @@
+"""YAML, strictly, built from the parser's events.
+
+PyYAML's own constructors read YAML 1.1 (`no` is False, `1e-5` a word, `010` eight), take the last of two
+equal keys and recurse as deep as the file likes. Here: YAML 1.2's core schema, an error with its line for a
+key given twice, bounded depth, and anchors that cannot expand beyond `MAX_NODES` values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+from .errors import InputError
+from .files import MAX_DEPTH, whole_number
+
+if TYPE_CHECKING:
+    import yaml
+
+MAX_YAML_BYTES = 1 << 20
+MAX_NODES = 200_000
+
+_INT = re.compile(r"[-+]?[0-9]+\Z")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
+_WORDS: dict[str, object] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+
+
+def plain_value(text: str, where: str) -> object:
+    """What an unquoted scalar means in YAML 1.2's core schema."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.match(text):
+        return whole_number(text, where)
+    return float(text) if _FLOAT.match(text) else text
+
+
+def parse_yaml(text: str, where: str) -> object:
+    """The single YAML document in `text`; `where` names it in messages."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return _Builder(yaml.parse(text, Loader=loader), where).document()
+    except yaml.MarkedYAMLError as error:
+        line = _line(error)
+        rows = text.splitlines()
+        tabs = line <= len(rows) and rows[line - 1].startswith("\t")
+        raise InputError(
+            f"is not valid YAML: line {line}: {error.problem or error.context}",
+            where=where,
+            hint="indent with spaces, not tabs" if tabs else None,
+        ) from None
+    except yaml.YAMLError as error:
+        raise InputError(f"is not valid YAML: {str(error).splitlines()[0]}", where=where) from None
+
+
+def _line(error: yaml.MarkedYAMLError) -> int:
+    mark = error.problem_mark or error.context_mark
+    return mark.line + 1 if mark is not None else 1
+
+
+class _Builder:
+    """Plain values from a stream of parser events."""
+
+    def __init__(self, events: Iterator[yaml.Event], where: str) -> None:
+        self.events, self.where = events, where
+        self.anchors: dict[str, object] = {}
+        self.nodes = 0
+
+    def document(self) -> object:
+        import yaml
+
+        next(self.events)  # stream start
+        if isinstance(next(self.events), yaml.StreamEndEvent):
+            raise InputError("is empty", where=self.where)
+        value = self.value(next(self.events), 0)
+        next(self.events)  # document end
+        after = next(self.events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            self.fail(after, "a second document starts", allowed="one document")
+        return value
+
+    def fail(self, event: yaml.Event, problem: str, allowed: str | None = None) -> NoReturn:
+        line = f"line {event.start_mark.line + 1}: " if event.start_mark is not None else ""
+        raise InputError(line + problem, where=self.where, allowed=allowed)
+
+    def count(self, event: yaml.Event, nodes: int = 1) -> None:
+        self.nodes += nodes
+        if self.nodes > MAX_NODES:
+            self.fail(event, f"more than {MAX_NODES:,} values")
+
+    def value(self, event: yaml.Event, depth: int) -> object:
+        import yaml
+
+        self.count(event)
+        if depth > MAX_DEPTH:
+            self.fail(event, f"nested deeper than {MAX_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent):
+            return self.alias(event)
+        if getattr(event, "tag", None) not in (None, "!"):
+            self.fail(event, f"the tag {event.tag!r} is not supported")  # type: ignore[attr-defined]
+        if isinstance(event, yaml.ScalarEvent):
+            built: object = self.scalar(event)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            built = self.sequence(depth)
+        else:
+            built = self.mapping(depth)
+        if event.anchor is not None:  # type: ignore[attr-defined]
+            self.anchors[event.anchor] = built  # type: ignore[attr-defined]
+        return built
+
+    def scalar(self, event: yaml.ScalarEvent) -> object:
+        is_plain = event.implicit[0] and event.style in (None, "")
+        return plain_value(event.value, self.where) if is_plain else event.value
+
+    def sequence(self, depth: int) -> list[object]:
+        import yaml
+
+        items: list[object] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            items.append(self.value(event, depth + 1))
+        return items
+
+    def mapping(self, depth: int) -> dict[str | int, object]:
+        import yaml
+
+        own: dict[str | int, object] = {}
+        merged: dict[str | int, object] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key = self.value(event, depth + 1)
+            value = self.value(next(self.events), depth + 1)
+            if key == "<<" and getattr(event, "style", None) in (None, ""):
+                merged = {**self.merged(event, value), **merged}
+            elif not isinstance(key, (str, int)) or isinstance(key, bool):
+                self.fail(event, "a key is neither a word nor a whole number", allowed="words and layer numbers")
+            elif key in own:
+                self.fail(event, f"duplicate key {str(key)!r}")
+            else:
+                own[key] = value
+        return {**merged, **own}
+
+    def merged(self, event: yaml.Event, value: object) -> dict[str | int, object]:
+        sources = value if isinstance(value, list) else [value]
+        result: dict[str | int, object] = {}
+        for source in reversed(sources):
+            if not isinstance(source, dict):
+                self.fail(event, "`<<` merges something that is not a mapping")
+            else:
+                result.update(source)
+        return result
+
+    def alias(self, event: yaml.AliasEvent) -> object:
+        if event.anchor is None or event.anchor not in self.anchors:
+            self.fail(event, f"the alias *{event.anchor} names no finished anchor")
+        return self.copied(event, self.anchors[event.anchor])
+
+    def copied(self, event: yaml.Event, value: object) -> object:
+        """A copy, so that changing one place never changes another; its size counts against the limit."""
+        self.count(event)
+        if isinstance(value, dict):
+            return {key: self.copied(event, child) for key, child in value.items()}
+        if isinstance(value, list):
+            return [self.copied(event, child) for child in value]
+        return value

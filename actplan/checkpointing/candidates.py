@@ -1,0 +1,301 @@
+"""Every schedule of a model worth considering: peak against recomputation, for what a framework can run.
+
+A chain's numbers depend a little on what is done with the first layer (its input may outlive it), so the scheduler
+solves once for each case. A point's peak is that of `estimate` for the same policy, to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from ..basics.errors import InputError
+from ..profile.chain import Chain, Checkpointed, Choice, Option, Schedule, Stage, Unit
+from ..training.policies import (
+    EveryK,
+    EveryLayer,
+    Explicit,
+    FirstN,
+    KeptOutputs,
+    NoCheckpoint,
+    OneIn,
+    Policy,
+    Words,
+)
+from .segmented import Segmented, Subject
+from .settings import megatron_selective, torchtitan_selective, uniform
+from .solvers import Suffixes, check_family, solve
+from .solvers.single_level import EXACT_LABELS, THINNED_LABELS
+
+PER_OP = frozenset({"any", "torch", "torchtitan"})
+"""What can keep single outputs of a layer."""
+PER_OP_BY_DEFAULT = frozenset({"any", "torchtitan"})
+LISTED = frozenset({"torchtitan", "megatron"})
+PER_OP_LABELS = 400
+"""Labels a stage with per-op choices, where the sets are too many to keep whole."""
+FEWEST_LABELS = 8
+TRAFFIC_BITS = 32
+"""Costs are FLOPs first and, among equals, MiB that are rebuilt: one integer, the latter below these bits."""
+TRAFFIC_UNIT = 20
+Optimality = Literal["proven", "heuristic"]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A schedule: its peak, FLOPs run again, bytes rebuilt, and how it is put together."""
+
+    peak_bytes: int
+    flops: int
+    rebuilt: int
+    build: Callable[[], Segmented]
+
+
+class Candidates:
+    """The points of one subject for one framework, by ascending peak and descending cost."""
+
+    def __init__(self, subject: Subject, only: str = "any", *, per_op: bool | None = None) -> None:
+        check_family(only)
+        if subject.run.mesh.pp > 1:
+            hint = "plan a stage's layers: --set num_layers=N"
+            raise InputError("a plan is for one pipeline stage", where="--pp", allowed="1", hint=hint)
+        if per_op and only not in PER_OP:
+            allowed = "with --only any, torch, torchtitan"
+            raise InputError(f"{only} cannot keep single outputs", where="--per-op", allowed=allowed)
+        self.given = subject.run.checkpoint
+        self.subject, self.only = subject.whole, only
+        self.per_op = only in PER_OP_BY_DEFAULT if per_op is None else per_op
+        self.optimality: Optimality = "proven"
+        self.whole: list[Point] = []
+        """Of whole layers alone, once `points` are there."""
+        self._under: dict[Policy, Segmented] = {}
+
+    @property
+    def layers(self) -> int:
+        return self.subject.model.num_layers
+
+    @cached_property
+    def selective(self) -> tuple[Policy, ...]:
+        """One setting for all layers, by what an op or a part of a layer is."""
+        if self.only == "megatron":
+            return megatron_selective(self.subject)
+        if not self.per_op:
+            return ()
+        return torchtitan_selective(self.subject) if self.only == "torchtitan" else uniform(self.subject)
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """The whole trade-off; none is worse than another in both peak and cost."""
+        found = [self._given(NoCheckpoint())]
+        if self.only in LISTED:
+            found += [self._given(policy) for policy in self._settings()]
+        else:
+            found += self._solved()
+        return tuple(_pareto(found))
+
+    @cached_property
+    def lowest(self) -> Point:
+        """The point of lowest peak, without all others where that is quicker."""
+        if "points" in self.__dict__ or self.only in LISTED:
+            return self.points[0]
+        found = [self._given(NoCheckpoint())]
+        for chain, solved in self._cases(menus=False, traffic=False):
+            found += self._read(chain, solved(FEWEST_LABELS))
+        return min(found, key=lambda point: (point.peak_bytes, point.flops, point.rebuilt))
+
+    def within(self, limit: int) -> Point | None:
+        """The cheapest point whose peak is within `limit` bytes."""
+        fitting = [point for point in self.points if point.peak_bytes <= limit]
+        return fitting[-1] if fitting else None
+
+    def under(self, policy: Policy) -> Segmented:
+        """The estimate under a policy, made once."""
+        if policy not in self._under:
+            self._under[policy] = self.subject.under(policy)
+        return self._under[policy]
+
+    def _given(self, policy: Policy) -> Point:
+        chosen = self.under(policy)
+        return _measured(chosen)
+
+    def _settings(self) -> Iterator[Policy]:
+        """Everything that torchtitan or Megatron-Core can be set to (`schedule.families`)."""
+        n = self.layers
+        if self.only == "megatron":
+            yield from (EveryK(k) for k in range(1, n + 1))
+            yield from (FirstN(k) for k in range(1, n))
+        else:
+            yield EveryLayer()
+            yield from (Explicit(tuple((i, i) for i in range(k - 1, n, k))) for k in range(2, n + 1))
+        yield from self.selective
+
+    def _solved(self) -> Iterator[Point]:
+        """Whole layers, to the optimum; then, where asked for, single outputs as well."""
+        for menus in (False, True) if self.per_op else (False,):
+            for chain, solved in self._cases(menus=menus):
+                suffixes = solved(PER_OP_LABELS if menus else None)
+                if not suffixes.exact or self._lingers:
+                    self.optimality = "heuristic"
+                found = list(self._read(chain, suffixes))
+                self.whole += [] if menus else found
+                yield from found
+        yield from (self._given(policy) for policy in self.selective)
+
+    @cached_property
+    def _lingers(self) -> bool:
+        """Whether what a checkpoint leaves behind depends on which layers are checkpointed: casts of weights, or masks
+        and tables that only some of them hold."""
+        layers = self.subject.profile.layers
+        shared = {frozenset(layer.captured.items()) for layer in layers if layer.reached}
+        return len(shared) > 1 or any(layer.stage.lingers for layer in layers)
+
+    def _cases(self, *, menus: bool, traffic: bool = True) -> Iterator[tuple[Chain, Callable[[int | None], Suffixes]]]:
+        """The chain where the first layer is stored, and where it is checkpointed; one where they are alike."""
+        stored = self.subject.chain(checkpointed=True, first_stored=True)
+        dropped = self.subject.chain(checkpointed=True, first_stored=False)
+        cases = [(dropped, True, True)] if stored == dropped else [(dropped, False, True), (stored, True, False)]
+        if menus and self.layers > 1:
+            cases = cases[:1]  # per-op choices are no optimum anyway, and the first layer is one of many
+        for chain, may_store, may_checkpoint in cases:
+            priced = self._priced(chain, menus=menus, traffic=traffic)
+            yield priced, self._solver(priced, may_store, may_checkpoint)
+
+    def _solver(self, chain: Chain, may_store: bool, may_checkpoint: bool) -> Callable[[int | None], Suffixes]:
+        """Solves with at most that many labels a stage; which of the two may be done with the first layer."""
+        allowed = [stage.is_layer for stage in chain.stages]
+        allowed[1] = allowed[1] and may_checkpoint
+        storable = [True] * len(chain)
+        storable[1] = may_store or not allowed[1]
+
+        def solved(labels: int | None) -> Suffixes:
+            whole, thinned = (EXACT_LABELS, THINNED_LABELS) if labels is None else (labels, labels)
+            return solve(
+                chain,
+                allowed=allowed,
+                storable=storable,
+                single=self.only == "hf",
+                exact_labels=whole,
+                thinned_labels=thinned,
+            )
+
+        return solved
+
+    def _priced(self, chain: Chain, *, menus: bool, traffic: bool) -> Chain:
+        """The chain with traffic in its costs, with per-op choices, and with what lingers in the forward."""
+        subject, n = self.subject, self.layers
+        sets = [(i, keep) for i in range(n) for keep in subject.menus.sets(i)] if menus else []
+        options: dict[int, list[Choice]] = {}
+        kept = subject.menus.kept(sets)
+        for (i, _), choice, one in zip(sets, subject.menus.choices(chain, sets), kept, strict=True):
+            options.setdefault(i, []).append(replace(choice, cost=_price(choice.cost, one.rebuilt)))
+        before = [0, *accumulate(stage.lingers for stage in chain.stages)]
+        stages = []
+        for index, stage in enumerate(chain.stages):
+            i, more = index - 1, before[index]
+            rebuilt = subject.menus.rebuilt(i) if stage.is_layer and traffic else 0
+            menu = [replace(choice, need=choice.need + more) for choice in options.get(i, ())]
+            priced = replace(stage, r=_price(stage.r, rebuilt), skip=_price(stage.skip, 0), menu=_useful(stage, menu))
+            stages.append(_lingering(priced, more) if more else priced)
+        return replace(chain, stages=tuple(stages))
+
+    def _read(self, chain: Chain, suffixes: Suffixes) -> Iterator[Point]:
+        base = self.subject.profile.context(checkpointed=True).backward
+        for peak, cost in suffixes.points():
+            build = _builder(self, chain, suffixes, peak, cost)
+            if self._lingers:
+                yield _measured(build())
+            else:
+                traffic = (cost & ((1 << TRAFFIC_BITS) - 1)) << TRAFFIC_UNIT
+                yield Point(base + peak, cost >> TRAFFIC_BITS, traffic, build)
+
+    def segmented(self, chain: Chain, schedule: Schedule) -> Segmented:
+        """A schedule of the chain as the estimate of a policy."""
+        return self.subject.under(as_policy(schedule.units, lambda unit: self._keep(chain, unit)))
+
+    def _keep(self, chain: Chain, unit: Option) -> tuple[str, ...]:
+        return tuple(chain.stages[unit.stage].menu[unit.index].label.removeprefix("keep:").split(","))
+
+
+def candidates(subject: Subject, only: str = "any", *, per_op: bool | None = None) -> Candidates:
+    """The one set of candidates of a subject and framework."""
+    return _candidates(subject.checkpointing(), only, only in PER_OP_BY_DEFAULT if per_op is None else per_op)
+
+
+@lru_cache(maxsize=32)
+def _candidates(subject: Subject, only: str, per_op: bool) -> Candidates:
+    return Candidates(subject, only, per_op=per_op)
+
+
+def rebuilt_bytes(chosen: Segmented) -> int:
+    """What the replays of a policy allocate."""
+    menus, total = chosen.subject.menus, 0
+    sets: list[tuple[int, Words]] = []
+    for first, last in chosen.segments:
+        sets += [(i, chosen.keeps.get(i, frozenset())) for i in range(first, last + 1)]
+    for one in menus.kept(sets):
+        total += one.rebuilt
+    if chosen.subject.parts:
+        total += sum(layer.rebuilt for layer in chosen.profile.layers)
+    return total >> TRAFFIC_UNIT << TRAFFIC_UNIT
+
+
+def as_policy(units: Sequence[Unit], keep: Callable[[Option], tuple[str, ...]]) -> Explicit:
+    """Units of a model's chain, whose stage 0 is the embedding, as a policy."""
+    chosen = tuple((u.first - 1, u.last - 1) for u in units if isinstance(u, Checkpointed))
+    kept: dict[tuple[str, ...], list[int]] = {}
+    for unit in units:
+        if isinstance(unit, Option):
+            kept.setdefault(keep(unit), []).append(unit.stage - 1)
+    return Explicit(chosen, tuple(KeptOutputs(words, tuple(layers)) for words, layers in kept.items()))
+
+
+def named_policies(candidates: Candidates) -> Iterator[Policy]:
+    """Policies with a name that the framework can run, the plainest first."""
+    n, only = candidates.layers, candidates.only
+    yield NoCheckpoint()
+    yield EveryLayer()
+    if only not in ("hf", "torchtitan"):
+        yield from (EveryK(k) for k in range(2, n + 1))
+    if only != "torchtitan":
+        yield from (FirstN(k) for k in range(1, n))
+    if only not in LISTED:
+        yield from (OneIn(k) for k in range(2, n + 1))
+    yield from candidates.selective
+
+
+def _builder(candidates: Candidates, chain: Chain, suffixes: Suffixes, peak: int, cost: int) -> Callable[[], Segmented]:
+    return lambda: candidates.segmented(chain, suffixes.schedule(peak, cost))
+
+
+def _measured(chosen: Segmented) -> Point:
+    return Point(chosen.peak_bytes, chosen.evaluation.cost, rebuilt_bytes(chosen), lambda: chosen)
+
+
+def _price(flops: int, rebuilt: int) -> int:
+    return (flops << TRAFFIC_BITS) + (rebuilt >> TRAFFIC_UNIT)
+
+
+def _lingering(stage: Stage, more: int) -> Stage:
+    """A stage beside whose forward that much more is alive, whatever was done before."""
+    return replace(stage, ahead=stage.ahead + more, td=None if stage.td is None else stage.td + more)
+
+
+def _useful(stage: Stage, menu: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Choices that keep less than storing does, and cost less than one that keeps no more."""
+    found: list[Choice] = []
+    for choice in sorted(menu, key=lambda choice: (choice.kept, choice.cost)):
+        if choice.kept < stage.kept and (not found or choice.cost < found[-1].cost):
+            found.append(choice)
+    return tuple(found)
+
+
+def _pareto(points: Sequence[Point]) -> Iterator[Point]:
+    best: tuple[int, int] | None = None
+    for point in sorted(points, key=lambda p: (p.peak_bytes, p.flops, p.rebuilt)):
+        cost = (point.flops, point.rebuilt)
+        if best is None or cost < best:
+            yield point
+            best = cost

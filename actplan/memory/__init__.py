@@ -1,0 +1,1 @@
+"""What a whole step takes of one GPU: weights, gradients, optimizer states, buffers, stages and the verdict."""

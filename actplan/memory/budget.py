@@ -1,0 +1,241 @@
+"""The whole budget of one rank: what is static, and what a step allocates, phase by phase.
+
+Terms that never live at once are never added: the peak is the largest of three phases, each summed on its own.
+In backward, gradients count as they are accumulated, unless a recipe keeps them in a buffer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from operator import mul
+
+import msgspec
+from msgspec import UNSET, structs
+
+from ..autograd.meter import rounded
+from ..report import (
+    Band,
+    Budget,
+    BudgetLine,
+    PhaseBytes,
+    StageBytes,
+    StreamPool,
+    WeightsOwed,
+)
+from ..training.mesh import Mesh
+from .chunk import Alive, Chunk
+from .gpus import Gpu, framework_bytes, library_workspace, reserved_range
+from .job import Job
+from .lines import MOMENTS, Line, Phase, Pool
+from .pipeline_stages import Body, StagePlan, stage_plans
+from .states import States, states, step_lines
+
+
+class StageBudget(msgspec.Struct, frozen=True):
+    """One stage's phases.
+
+    main_bytes: what the stream that computes has allocated at its highest. owed_bytes, graph_bytes: what is kept at
+    most for gradients of weights that come later, and what their graphs keep.
+    """
+
+    plan: StagePlan
+    phases: tuple[PhaseBytes, ...]
+    states: States
+    main_bytes: int
+    owed_bytes: int
+    graph_bytes: int
+
+    @property
+    def peak(self) -> PhaseBytes:
+        """The phase in which most is allocated; of two equals the earlier."""
+        return max(self.phases, key=lambda phase: phase.total_bytes)
+
+
+def budget(body: Body, job: Job) -> Budget:
+    """The budget of the fullest pipeline stage of a model under its run, and every stage's total."""
+    run = body.run
+    stages = [_with_first_step(plan, body, job) for plan in stage_plans(body, job)]
+    worst = max(stages, key=lambda stage: stage.peak.total_bytes)
+    total = worst.peak.total_bytes
+    pools = sum(pool.nbytes for pool in worst.states.pools)
+    eager = run.attention == "eager"
+    _, typical, high = reserved_range(worst.main_bytes, eager_attention=eager, allocator=job.allocator)
+    # a device that is full gets back what is free, of every stream
+    low, _, _ = reserved_range(total, eager_attention=eager, allocator=job.allocator)
+    reserved = Band(low=low, high=high + pools, typical=typical + pools)
+    framework = _framework(run.mesh, job.gpu)
+    return Budget(
+        recipe=job.recipe.name,
+        optimizer=job.recipe.optimizer.name,
+        mesh=degrees(run.mesh),
+        phases=worst.phases,
+        peak_phase=worst.peak.phase,
+        total_bytes=total,
+        reserved_bytes=reserved,
+        framework_bytes=Band(low=framework[0], high=framework[1]),
+        device_bytes=Band(
+            low=reserved.low + framework[0],
+            high=reserved.high + framework[1],
+            typical=typical + pools + sum(framework) // 2,
+        ),
+        host_bytes=worst.states.host_bytes,
+        lines=_lines(worst.states),
+        stage=worst.plan.number,
+        stages=tuple(_summary(stage) for stage in stages) if run.mesh.pp > 1 else UNSET,
+        pools=tuple(map(_pool, worst.states.pools)) or UNSET,
+        schedule=schedule.name if (schedule := job.schedule_of(run.mesh)) is not None else UNSET,
+    )
+
+
+def degrees(mesh: Mesh) -> dict[str, int]:
+    """Every degree, 1 where nothing is divided."""
+    return {name: int(getattr(mesh, name)) for name in Mesh.__struct_fields__}
+
+
+# --- what a step allocates ------------------------------------------------------------------------------------
+
+
+def _with_first_step(plan: StagePlan, body: Body, job: Job) -> StageBudget:
+    """One stage's phases; gradients that are zeroed later, and states of an optimizer that steps in backward, appear in
+    the backward of the first step."""
+    found, recipe = _stage(plan, body, job), job.recipe
+    if not (recipe.zeroed or recipe.optimizer_in_backward):
+        return found
+    freed = structs.replace(job, recipe=dataclasses.replace(recipe, zeroed=False))
+    first = _stage(plan, body, freed, first_step=True)
+    phases = tuple(
+        structs.replace(phase, first_step_total_bytes=other.first_step_total_bytes)
+        for phase, other in zip(found.phases, first.phases, strict=True)
+    )
+    return structs.replace(found, phases=phases)
+
+
+def _stage(plan: StagePlan, body: Body, job: Job, *, first_step: bool = False) -> StageBudget:
+    run, boundary, recipe = body.run, body.profile.boundary_bytes, job.recipe_of(body.run)
+    split = job.split_of(run.mesh)
+    static = states(body.profile, recipe, run.mesh, stage=plan.number, split=split, boundary_bytes=boundary)
+    static = dataclasses.replace(static, lines=(*static.lines, *_inputs(plan, body)))
+    chunks = [Chunk(span, plan, body, recipe, job, first_step=first_step) for span in plan.chunks]
+    halved = chunks
+    if plan.owed or any(held.kind == "I" for held in plan.holdings):
+        halved = [Chunk(span, plan, body.split(), recipe, job) for span in plan.chunks]
+    workspace = library_workspace(job.gpu).high if job.gpu is not None else 0
+    found: dict[Phase, list[tuple[PhaseBytes, int]]] = {"forward_loss": [], "backward": []}
+    for held in plan.holdings:
+        waiting = sum(map(mul, held.kept, (chunk.kept_bytes for chunk in chunks)))
+        waiting += sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved)))
+        running = (halved if held.kind == "I" else chunks)[held.chunk]
+        phase: Phase = "forward_loss" if held.kind == "F" else "backward"
+        before = _held_logits(plan, body) if held.kind == "F" and run.logits_outlive_step else 0
+        for alive in running.forward() if held.kind == "F" else running.backward():
+            found[phase].append(_phase(phase, static, workspace, alive, waiting, before))
+    step = _phase("optimizer_step", static, workspace, Alive(*_held_at_step(plan, body)), 0)
+    moments = [moment for several in found.values() for moment in several] + [step]
+    phases = (*(max(several, key=lambda one: one[0].total_bytes)[0] for several in found.values()), step[0])
+    main = max(phase.total_bytes - pooled for phase, pooled in moments)
+    moved = 0
+    if job.offload_activations:
+        each = [chunk.host_bytes for chunk in chunks]
+        moved = max(each[held.chunk] + sum(map(mul, held.kept, each)) for held in plan.holdings)
+    owed = max(sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved))) for held in plan.holdings)
+    graphs = max(sum(map(mul, held.owed, (chunk.kept_bytes for chunk in chunks))) for held in plan.holdings)
+    static = dataclasses.replace(static, host_bytes=static.host_bytes + moved)
+    return StageBudget(plan, phases, static, main, owed, graphs)
+
+
+def _inputs(plan: StagePlan, body: Body) -> Iterable[Line]:
+    """Token ids where the embedding or the loss is, and the buffers of this stage's modules."""
+    profile = body.profile
+    layers = sum(layer.buffers for first, last in plan.chunks for layer in profile.layers[first : last + 1])
+    tokens = body.run.tokens if plan.embedding or plan.head else 0
+    # every stage has the modules that make position tables
+    buffers = profile.embedding.buffers + layers + profile.head.buffers
+    lines = step_lines(tokens, buffers, viewed=profile.has_token_ids and plan.embedding)
+    return (line for line in lines if line.nbytes)
+
+
+def _held_at_step(plan: StagePlan, body: Body) -> tuple[int, int]:
+    """(activations, loss) still alive in the optimizer step, where the caller holds the logits: the logits, and by
+    their graph the embedding's output and its gradient, if that was made a leaf (enable_input_require_grads)."""
+    run = body.run
+    if not _held_logits(plan, body):
+        return 0, 0
+    leaf = 2 * body.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
+    return rounded(leaf), _held_logits(plan, body)
+
+
+def _held_logits(plan: StagePlan, body: Body) -> int:
+    """The logits that the caller holds from one forward until the next has made new ones, 0 where it does not."""
+    run = body.run
+    return rounded(body.logits_bytes) if run.hold_logits and run.loss_kind.returns_logits and plan.head else 0
+
+
+def _phase(
+    phase: Phase, static: States, workspace: int, alive: Alive, waiting: int, before: int = 0
+) -> tuple[PhaseBytes, int]:
+    """One phase's categories at a moment of it, and what of them lies in pools of other streams.
+
+    before: logits of the forward before, which the first one does not find.
+    """
+    sizes = {
+        "parameters_bytes": static.settled_bytes("parameters", phase),
+        "gradients_bytes": static.settled_bytes("gradients", phase) + alive.gradients,
+        "optimizer_bytes": static.settled_bytes("optimizer", phase),
+        "activations_bytes": alive.activations + waiting,
+        "loss_bytes": alive.loss + before,
+        "workspace_bytes": static.settled_bytes("workspace", phase) + workspace + alive.workspace,
+        "communication_bytes": static.settled_bytes("communication", phase) + alive.held,
+    }
+    total = sum(sizes.values())
+    unborn = static.unborn_bytes(phase) + before
+    pooled = alive.pooled + sum(
+        static.settled_bytes(name, phase, pooled=True) for name in ("communication", "gradients")
+    )
+    return PhaseBytes(phase=phase, **sizes, total_bytes=total, first_step_total_bytes=total - unborn), pooled
+
+
+def _lines(static: States) -> tuple[BudgetLine, ...]:
+    return tuple(
+        BudgetLine(
+            category=line.category,
+            name=line.name,
+            bytes=line.nbytes,
+            phases=tuple(sorted(line.phases)),
+            reason=line.reason,
+            source=line.source,
+            moments=UNSET if len(line.moments) == len(MOMENTS) else line.moments,
+        )
+        for line in static.lines
+    )
+
+
+def _pool(pool: Pool) -> StreamPool:
+    return StreamPool(name=pool.name, bytes=pool.nbytes, reason=pool.reason, source=pool.source)
+
+
+def _summary(stage: StageBudget) -> StageBytes:
+    plan = stage.plan
+    return StageBytes(
+        stage=plan.number,
+        first_layer=min(first for first, _ in plan.chunks),
+        last_layer=max(last for _, last in plan.chunks),
+        in_flight=plan.in_flight,
+        peak_phase=stage.peak.phase,
+        total_bytes=stage.peak.total_bytes,
+        phases=stage.phases,
+        chunks=plan.chunks if len(plan.chunks) > 1 else UNSET,
+        weights_owed=WeightsOwed(microbatches=plan.owed, bytes=stage.owed_bytes, graph_bytes=stage.graph_bytes)
+        if plan.owed
+        else UNSET,
+    )
+
+
+def _framework(mesh: Mesh, gpu: Gpu | None) -> tuple[int, int]:
+    if gpu is None:
+        return 0, 0
+    groups = sum(degree > 1 for degree in (mesh.data_ranks, mesh.tp, mesh.cp, mesh.pp, mesh.ep))
+    return framework_bytes(gpu, groups=groups)
+
+
+__all__ = ["Body", "Job", "budget", "degrees"]

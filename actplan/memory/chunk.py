@@ -1,0 +1,196 @@
+"""The layers of one pipeline chunk with what stands before and behind them, evaluated on their chain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from ..basics.errors import InputError
+from ..profile.chain import Chain, Phase, heights, with_segments
+from ..profile.measured import Ascent, LayerProfile
+from ..stacks.transformers.model import uncrossed
+from ..training.policies import Keeps, Layers, Segment, kept_outputs, recomputed_parts
+from ..training.recipes import Recipe
+from .growth import Added, Grown, Growth, growth_of
+from .job import Job
+from .pipeline_stages import Body, StagePlan
+from .states import units_of
+
+
+class Alive(msgspec.Struct, frozen=True):
+    """What a step has allocated at one moment, beside what stays allocated throughout the phase.
+
+    Attributes:
+        gradients: accumulated by then. held: gathered weights and buffers of the reduction. workspace: of an optimizer
+            that steps in backward. pooled: what of all that other streams allocated.
+    """
+
+    activations: int = 0
+    loss: int = 0
+    gradients: int = 0
+    held: int = 0
+    workspace: int = 0
+    pooled: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.loss + self.gradients + self.held + self.workspace
+
+
+class Chunk:
+    """One chunk of layers, evaluated with what stands before and behind it on this stage.
+
+    kept_bytes: what its forward leaves. owed_bytes: what a split backward leaves until the gradients of the weights are
+    made.
+    """
+
+    def __init__(
+        self, span: tuple[int, int], plan: StagePlan, body: Body, recipe: Recipe, job: Job, *, first_step: bool = False
+    ) -> None:
+        """first_step: before the optimizer has ever stepped, where that is another course of things."""
+        first, last = span
+        self.head = plan.head and last == body.layers.count - 1
+        embedding = plan.embedding and first == 0
+        if job.offload_activations and recomputed_parts(body.run.checkpoint):
+            wrong = "the inputs of parts of a layer are not moved"
+            raise InputError(wrong, where="--offload activations", allowed="with a policy of whole layers")
+        segments, keeps = _segments(body, first, last)
+        whole = _whole(body, segments, keeps, first, offloaded=job.offload_activations)
+        lower, upper = first + (0 if embedding else 1), last + 1 + (1 if self.head else 0)
+        profiles = body.profile.stages[lower : upper + 1]
+        if self.head:
+            profiles = (*profiles[:-1], body.profile.ending(checkpointed=bool(segments)))
+        self.owed_bytes = sum(stage.owed for stage in profiles)
+        self.shift = 1 if embedding else 0
+        self.chosen = frozenset(layer + self.shift for layer in keeps)
+        self.ends = {i + self.shift: end + self.shift for begin, end in segments for i in range(begin, end + 1)}
+        # gradients that wait for another use of their parameter; those of early exits are of hidden states
+        waiting = profiles[-1].stage.g - profiles[-1].owed if self.head else 0
+        waiting = max(0, waiting - len(body.profile.exits) * whole.boundary(1))
+        self.summed = embedding
+        x_out = 0 if self.head else whole.boundary(upper + 1)
+        part = replace(whole, stages=whole.stages[lower : upper + 1], x_out=x_out)
+        units = units_of(body.profile)[lower : upper + 1]
+        growth = growth_of(profiles, units, recipe, body.run.mesh, first_step=first_step)
+        self.waiting = 0 if growth.kept else waiting  # beside gradients that are allocated throughout it is a transient
+        ascents = body.ascents({layer + first: words for layer, words in keeps.items()})
+        self.grown = _grown(part, profiles, growth, {i - lower + 1: one for i, one in ascents.items()})
+        self.left = [sum(one.left for one in self.grown[i:]) for i in range(len(self.grown) + 1)]
+        self.chain = replace(part, stages=tuple(one.stage for one in self.grown))
+        schedule = with_segments(len(self.chain), segments, shift=self.shift, chosen=keeps)
+        self.kept_bytes, self.heights = heights(self.chain, schedule)
+        self.base = body.base_bytes(_counted(segments, first))
+        moved = job.offload_activations and bool(segments)
+        self.host_bytes = len(segments) * (whole.copy or body.profile.boundary_bytes) if moved else 0
+        if moved:
+            self.base += _in_transfer(len(segments)) * whole.boundary(lower + 1)
+
+    def forward(self) -> Iterator[Alive]:
+        """What is alive at the highest points of the forward: in all, and on the stream that computes."""
+        return self._highest(backward=False)
+
+    def backward(self) -> Iterator[Alive]:
+        """What is alive at the highest points of the backward: in all, and on the stream that computes."""
+        return self._highest(backward=True)
+
+    def _highest(self, *, backward: bool) -> Iterator[Alive]:
+        phases = (phase for phase in self.heights.items() if (phase[0][1] != "forward") is backward)
+        found = [self._at(stage, phase, size) for (stage, phase), size in phases]
+        if found:
+            yield max(found, key=lambda alive: alive.total)
+            yield max(found, key=lambda alive: alive.total - alive.pooled)
+
+    def _at(self, stage: int, phase: Phase, size: int) -> Alive:
+        grown = self.grown[stage]
+        if phase == "forward":
+            rest = size - grown.forward.total
+            loss = self._loss(rest, stage)
+            added = grown.forward
+            return Alive(self.base + rest - loss, loss, added.gradients, added.held, pooled=added.pooled)
+        added, behind = self._added(stage, phase)
+        before = self.left[behind]
+        rest = size - added.total - before
+        waiting = 0 if stage == 0 and self.summed and added.gradients else self.waiting
+        loss = self._loss(rest, stage)
+        pooled = added.pooled + sum(one.left for one in self.grown[behind:] if one.pooled)
+        return Alive(
+            activations=self.base + rest - loss - waiting,
+            loss=loss,
+            gradients=before + added.gradients + waiting,
+            held=added.held,
+            workspace=added.workspace,
+            pooled=pooled,
+        )
+
+    def _added(self, stage: int, phase: Phase) -> tuple[Added, int]:
+        """What a recipe adds to a stage in that phase, and the first of the stages whose gradients are left by then."""
+        grown, end = self.grown[stage], self.ends.get(stage)
+        if phase == "replay":
+            assert end is not None
+            return (grown.replay if end == stage else grown.forward), end + 1
+        if stage in self.chosen:
+            return grown.option, stage + 1
+        return (grown.backward if end is None else grown.again), stage + 1
+
+    def _loss(self, size: int, stage: int) -> int:
+        """What of `size` is the head's: logits, their copies and gradients, where the peak is there."""
+        last = len(self.chain) - 1
+        if not self.head or stage != last:
+            return 0
+        before = self.kept_bytes - self.chain.stages[last].kept
+        return max(0, size - before - self.waiting)
+
+
+def _grown(
+    part: Chain, profiles: Sequence[LayerProfile], growth: Growth, ascents: Mapping[int, Ascent]
+) -> tuple[Grown, ...]:
+    """Every stage with what the recipe adds to it; equal ones are priced once."""
+    known: dict[tuple[object, ...], Grown] = {}
+    made = []
+    for i, (stage, one) in enumerate(zip(part.stages, profiles, strict=True)):
+        ascent = ascents.get(i, Ascent())
+        key = growth.key(i), id(one), id(ascent), replace(stage, name="")
+        if key not in known:
+            known[key] = growth.grow(i, stage, one, part.boundary(i + 1), ascent)
+        made.append(known[key])
+    return tuple(made)
+
+
+def _segments(body: Body, first: int, last: int) -> tuple[tuple[Segment, ...], Keeps]:
+    """The policy applied to the layers of a chunk, as a pipeline stage sees only its own, and what each layer keeps;
+    both counted from the chunk's first layer. Layers below all that is trained have nothing to keep."""
+    whole, policy, count = body.layers, body.run.checkpoint, last - first + 1
+    if count == 0:
+        return (), {}
+    own = whole
+    if count < whole.count:
+        own = Layers(count, min(whole.block, count), whole.stored_bytes[first : last + 1], max(0, whole.lead - first))
+    layers = body.profile.layers
+    exits = [after - first for after in body.profile.exits]
+    segments = tuple(part for part in uncrossed(policy.segments(own), exits) if layers[first + part[1]].reached)
+    return segments, kept_outputs(policy, segments)
+
+
+def _counted(segments: Sequence[Segment], first: int) -> tuple[Segment, ...]:
+    """Segments of a chunk as the whole model counts its layers."""
+    return tuple((begin + first, end + first) for begin, end in segments)
+
+
+def _whole(body: Body, segments: Sequence[Segment], keeps: Keeps, first: int, *, offloaded: bool) -> Chain:
+    """The model's chain as the segments of a chunk need it."""
+    stored = not (segments and segments[0][0] == 0)
+    whole = body.chain_of(_counted(segments, first), first_stored=stored)
+    if offloaded and segments:
+        whole = replace(whole, offloaded=True)
+    if keeps:
+        moved = {layer + first: words for layer, words in keeps.items()}
+        whole = body.with_choices(whole, moved)
+    return whole
+
+
+def _in_transfer(segments: int) -> int:
+    """Boundaries on the device beside the one in use: one on its way out, or the next on its way in
+    (torchao/torchtune `OffloadActivations` keeps up to five; `save_on_cpu` none)."""
+    return min(segments - 1, 1)

@@ -1,0 +1,205 @@
+"""Notes on what ranks divide, what they hold whole, and what they exchange."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from ..memory.shards import gathered_bytes
+from ..profile.measured import LayerProfile
+from ..training.sharding import Ddp, Fsdp, MegatronDdp, Zero
+from .facts import LARGE, Facts, Said, gib
+
+
+def sharding_notes(facts: Facts) -> Said:
+    """All that apply."""
+    if facts.mesh.data_ranks > 1:
+        yield from _scope(facts)
+        yield from _replicated(facts)
+        yield from _gathered(facts)
+        yield from _volume(facts)
+    yield from _pipeline(facts)
+    yield from _split_backward(facts)
+
+
+def _name(facts: Facts) -> str:
+    sharding = facts.recipe.sharding
+    if isinstance(sharding, Zero):
+        return f"ZeRO-{sharding.stage}"
+    if isinstance(sharding, Fsdp):
+        return "FSDP"
+    if isinstance(sharding, MegatronDdp):
+        return "the distributed optimizer" if sharding.distributed_optimizer else "Megatron's data parallelism"
+    return "DDP"
+
+
+def _scope(facts: Facts) -> Said:
+    """States are divided; a rank's activations are its own micro-batch's."""
+    if isinstance(facts.recipe.sharding, Ddp):
+        return
+    phase = max(facts.found.phases, key=lambda one: one.activations_bytes + one.loss_bytes)
+    size = phase.activations_bytes + phase.loss_bytes
+    if size < LARGE * facts.found.total_bytes:
+        return
+    yield (
+        "sharding-scope",
+        f"{_name(facts)} divides weights, gradients and optimizer states, never activations or logits: this rank's "
+        f"{gib(phase.activations_bytes)} of activations and {gib(phase.loss_bytes)} of logits and loss stay the same "
+        "on "
+        f"any number of data-parallel ranks; checkpointing, a fused loss, --cp, --tp --sp or a shorter or smaller "
+        f"micro-batch lower them",
+    )
+
+
+def _replicated(facts: Facts) -> Said:
+    by, ranks, step = facts.divisors, facts.mesh.data_ranks, facts.phase("optimizer_step")
+    sizes = (
+        ("parameters", by.parameters, facts.line("weights")),
+        ("gradients", by.gradients, step.gradients_bytes),
+        ("optimizer states", by.optimizer, step.optimizer_bytes),
+    )
+    whole = [(name, size) for name, divided, size in sizes if divided == 1 and size]
+    frozen = step.parameters_bytes - facts.line("weights")
+    if by.parameters == 1 and frozen:
+        whole.insert(0, ("the frozen base", frozen))
+    if not whole:
+        return
+    total = sum(size for _, size in whole)
+    divided = "ZeRO-3 or FSDP"
+    if facts.recipe.base is not None:
+        divided = "FSDP, which gathers a quantised base too (--recipe qlora-fsdp),"
+    yield (
+        "replicated",
+        f"{_name(facts)} leaves whole on each of {ranks} ranks: "
+        f"{', '.join(f'{name} {gib(size)}' for name, size in whole)}; {divided} would leave {gib(total / ranks)} of "
+        "these "
+        f"{gib(total)} on a rank",
+    )
+
+
+_LIVE = ("gathered root", "gathered layers", "gathered weights", "all-gather buffer")
+_BUCKETS = (
+    "reduce-scatter buffers", "root's reduce-scatter buffer", "reduce buckets", "gradient buckets", "cast shards",
+    "all-reduce buffer",
+)  # fmt: skip
+
+
+def _gathered(facts: Facts) -> Said:
+    """What is sharded, and what of it lives gathered at a time."""
+    sharding = facts.recipe.sharding
+    full = isinstance(sharding, Fsdp) or (isinstance(sharding, Zero) and sharding.stage == 3)
+    if not full:
+        return
+    live = [(name, size) for name in _LIVE if (size := _alive(facts, name))]
+    buckets = [(name, size) for name in _BUCKETS if (size := _alive(facts, name))]
+    ranks = facts.divisors.parameters
+    shard = facts.phase("optimizer_step").parameters_bytes
+    kept = ""
+    if isinstance(sharding, Zero):
+        kept = (
+            f"; weights under {sharding.persistence_threshold:,} values stay whole, "
+            f"{gib(_persistent(facts, sharding.persistence_threshold))}"
+        )
+    yield (
+        "gathered",
+        f"of the weights a rank holds its shard, {gib(shard)} (1/{ranks}), and gathers two or three layers at a time "
+        f"beside it, {gib(sum(size for _, size in live))} in backward ({_listed(live)}); buffers of the reduction: "
+        f"{_listed(buckets) if buckets else 'none'}{kept}. The whole model is on no rank at once",
+    )
+
+
+def _alive(facts: Facts, name: str) -> int:
+    return sum(line.bytes for line in facts.found.lines if line.name == name and "backward" in line.phases)
+
+
+def _listed(sizes: list[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} {gib(size)}" for name, size in sizes)
+
+
+def _persistent(facts: Facts, threshold: int) -> int:
+    return sum(p.numel * facts.recipe.compute.itemsize for p in facts.parameters if p.numel < threshold)
+
+
+def gathers(facts: Facts) -> tuple[int, int]:
+    """Gathers of a checkpointed layer's and of a stored layer's weights in one micro-batch."""
+    sharding = facts.recipe.sharding
+    if isinstance(sharding, Zero):
+        return 3, 2
+    if isinstance(sharding, Fsdp) and sharding.reshard == "never":
+        return 1, 1
+    return 2, 2
+
+
+def _volume(facts: Facts) -> Said:
+    sharding = facts.recipe.sharding
+    if not (isinstance(sharding, Fsdp) or (isinstance(sharding, Zero) and sharding.stage == 3)):
+        return
+    ranks = facts.divisors.parameters
+    part = (ranks - 1) / ranks
+    layers = [_gathered_bytes(facts, layer) for layer in facts.profile.layers]
+    again = {i for first, last in facts.chosen.segments for i in range(first, last + 1)}
+    often, once = gathers(facts)
+    received = sum(size * (often if i in again else once) for i, size in enumerate(layers)) * part
+    extra = sum(layers[i] for i in again) * (often - once) * part
+    ends = (_gathered_bytes(facts, facts.profile.embedding) + _gathered_bytes(facts, facts.profile.head)) * part
+    trained = sum(p.numel for p in facts.parameters if p.trainable)
+    reduced = trained * (sharding.reduce if isinstance(sharding, Fsdp) else facts.recipe.gradients).itemsize * part
+    yield (
+        "gather-volume",
+        f"each micro-batch this rank receives {gib(received + ends)} of gathered weights and sends {gib(reduced)} of "
+        f"gradients ({ranks} ranks, {facts.recipe.compute}); {_why(facts, often, bool(again), extra)}",
+    )
+
+
+def _gathered_bytes(facts: Facts, stage: LayerProfile) -> int:
+    return sum(gathered_bytes(p, facts.recipe) for p in stage.parameters)
+
+
+def _why(facts: Facts, often: int, checkpointed: bool, extra: float) -> str:
+    if isinstance(facts.recipe.sharding, Zero):
+        if checkpointed:
+            return (
+                f"a checkpointed layer is gathered {often} times, for forward, replay and backward: recomputation adds "
+                f"{gib(extra)} (deepspeed/runtime/zero/parameter_offload.py: hooks before each forward and backward)"
+            )
+        return "a layer is gathered for forward and for backward"
+    if often == 1:
+        return "layers stay gathered from forward to backward, recomputation adds none"
+    return (
+        "a layer is gathered for forward and for backward; the replay of a checkpointed layer runs inside its "
+        "backward's "
+        "gather, recomputation adds 0.00 GiB (torch/distributed/fsdp/_fully_shard/_fsdp_state.py: _pre_backward)"
+    )
+
+
+def _pipeline(facts: Facts) -> Said:
+    stages, schedule = facts.stages, facts.job.schedule_of(facts.mesh)
+    if not stages or schedule is None:
+        return
+    first, last = stages[0], stages[-1]
+    ends = "the last {} and the loss" if not schedule.folded else "and both ends of the model, the last {}"
+    bounded = (
+        f"{schedule.name} bounds them by the number of stages, so more micro-batches of a step add nothing; a peak "
+        "that grows with them is a fault (gradients or activations of a micro-batch that are not freed)"
+    )
+    yield (
+        "pipeline-in-flight",
+        f"the first of {facts.mesh.pp} stages holds {first.in_flight} micro-batches in flight, "
+        f"{ends.format(last.in_flight)}: {gib(first.total_bytes)} and {gib(last.total_bytes)}, for equal layers too. "
+        + (bounded if schedule.steady is not None else f"{schedule.name} holds every micro-batch of the step"),
+    )
+
+
+def _split_backward(facts: Facts) -> Said:
+    """What waits for the gradients of the weights, and how much more it is where the whole graph waits."""
+    owed = [(stage.weights_owed, stage.stage) for stage in facts.stages if stage.weights_owed is not UNSET]
+    if not owed:
+        return
+    most, where = max(owed, key=lambda one: one[0].bytes)
+    yield (
+        "split-backward",
+        f"{facts.found.schedule} makes the gradients of weights later than those of inputs; until then a micro-batch "
+        f"keeps the input of every linear and the gradient of its output: {most.microbatches} of them "
+        f"{gib(most.bytes)} on stage {where} (WeightGradStore, as Megatron-LM's zero-bubble fork and DeepSeek's "
+        "DualPipe have it). torch.distributed.pipelining keeps their whole graphs until then, up to "
+        f"{gib(most.graph_bytes)} more, and runs a checkpointed layer again for each group of its weights",
+    )

@@ -1,0 +1,204 @@
+"""Every number of a ledger's model at one batch and length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ...basics.errors import InputError
+from .sizes import parse
+from .structs import Ledger, Span, Stage
+
+ALIGN = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRow:
+    """A saved tensor of one stage at one size."""
+
+    stage: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    count: int
+    reason: str
+    released: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """A stage's backward between the gradients that are accumulated in it, as transients of `tb`'s kind.
+
+    tops: before the first, between the first and the second, and so on. lows: right after each of them.
+    """
+
+    parameters: tuple[str, ...]
+    tops: tuple[int, ...]
+    lows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageNumbers:
+    """One stage at one size, as a link of the chain in SCHEDULING.md, and what it saves.
+
+    `x` goes in and `x_out` out; `s` is kept beside `x`; `tf`, `tb` are transients; `g` gradients of its
+    parameters; `held` is alive during the forward only because a caller holds it, and stays when the stage
+    is checkpointed.
+    """
+
+    name: str
+    kind: str
+    role: str
+    x: int
+    x_out: int
+    s: int
+    tf: int
+    tb: int
+    g: int
+    held: int
+    forward_flops: int
+    backward_flops: int
+    tail_flops: int
+    td: int | None
+    saved_bytes: int
+    saved: tuple[SavedRow, ...]
+    climb: Climb | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A ledger at one batch and length."""
+
+    batch: int
+    seq: int
+    stages: tuple[StageNumbers, ...]
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(stage.saved_bytes for stage in self.stages)
+
+    @property
+    def layer_saved_bytes(self) -> tuple[int, ...]:
+        return tuple(stage.saved_bytes for stage in self.stages if stage.role == "layer")
+
+    @property
+    def outside_layers(self) -> dict[str, int]:
+        """Saved bytes outside every layer, by module."""
+        sizes: dict[str, int] = {}
+        for stage in self.stages:
+            for row in stage.saved if stage.role != "layer" else ():
+                key = row.module or "<loss>"
+                sizes[key] = sizes.get(key, 0) + row.bytes * row.count
+        return sizes
+
+    @property
+    def rows(self) -> list[tuple[str, str, tuple[int, ...], str, int, int]]:
+        """(stage, module, shape, dtype, bytes, count), the neutral form `trace.compare` takes."""
+        return [
+            (
+                stage.name if stage.role == "layer" else row.module,
+                row.module,
+                row.shape,
+                row.dtype,
+                row.bytes,
+                row.count,
+            )
+            for stage in self.stages
+            for row in stage.saved
+        ]
+
+    def peaks(self) -> Peaks:
+        """Peaks with every stage stored; any other schedule is the chain's business."""
+        kept = forward = backward = 0
+        for stage in self.stages:
+            kept += stage.x + stage.s
+            forward = max(forward, kept + stage.x_out + stage.held + stage.tf)
+            backward = max(backward, kept + stage.x_out + stage.tb)
+        return Peaks(kept, forward, backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    end_forward_bytes: int
+    peak_forward_bytes: int
+    peak_backward_bytes: int
+
+
+def evaluate(ledger: Ledger, batch: int, seq: int) -> Evaluation:
+    """Every number of the model at one size, each kind evaluated once."""
+    for value, where in ((batch, "batch"), (seq, "seq")):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{value!r} is not a positive whole number", where=where)
+    if ledger.images is not None and seq <= ledger.images.tokens:
+        raise InputError(
+            f"{ledger.images.tokens:,} of the tokens are an image's", where="seq", allowed="a longer sequence"
+        )
+    traced = {point.batch for point in ledger.traced}
+    if len(traced) == 1 and batch not in traced:
+        raise InputError(f"the ledger was traced at batch {min(traced)} only", where="batch", allowed=str(min(traced)))
+    stages_here = {**ledger.stages, **ledger.batch_one} if batch == 1 else ledger.stages
+    kinds = {name: _Kind(name, stage, batch, seq) for name, stage in stages_here.items()}
+    taken: set[str] = set()
+    stages = [kinds[span.stage].at(path, taken) for span, path in _walk(ledger)]
+    return Evaluation(batch, seq, tuple(stages))
+
+
+def _walk(ledger: Ledger) -> Iterator[tuple[Span, str]]:
+    for span in ledger.pattern:
+        for i in range(span.count):
+            yield span, _path(ledger, span, i)
+
+
+def _path(ledger: Ledger, span: Span, i: int) -> str:
+    if ledger.stages[span.stage].role != "layer":
+        return span.stage
+    return ".".join([*([span.module] if span.module else []), str(span.first + i)])
+
+
+class _Kind:
+    """A kind of stage at one size."""
+
+    def __init__(self, name: str, stage: Stage, batch: int, seq: int) -> None:
+        def value(text: str) -> int:
+            return parse(text).at(batch, seq)
+
+        self.name, self.stage = name, stage
+        self.numbers = [value(t) for t in (stage.input_bytes, stage.output_bytes, stage.kept_bytes, stage.held_bytes)]
+        self.tf = max((value(t) for t in stage.forward_transients), default=0)
+        self.tb = max((value(t) for t in stage.backward_transients), default=0)
+        self.td = max((value(t) for t in stage.once_transients), default=None)
+        self.climb = _climb(stage, value)
+        self.flops = value(stage.forward_flops), value(stage.backward_flops), value(stage.tail_flops)
+        self.rows = [
+            (row, tuple(value(size) for size in row.shape), value(row.bytes), value(row.count)) for row in stage.saved
+        ]
+
+    def at(self, path: str, taken: set[str]) -> StageNumbers:
+        """This kind at one place of the model; shared tensors belong to the first layer that uses them."""
+        layer = self.stage.role == "layer"
+        rows = []
+        for row, shape, size, count in self.rows:
+            if row.shared and row.shared in taken:
+                continue
+            if row.shared:
+                taken.add(row.shared)
+            module = ".".join(part for part in (path, row.module) if part) if layer else row.module
+            rows.append(SavedRow(path, module, shape, row.dtype, size, count, row.reason, row.released))
+        x, x_out, s, held = self.numbers
+        return StageNumbers(
+            path, self.name, self.stage.role, x, x_out, s, self.tf, self.tb, self.stage.gradient_bytes, held,
+            *self.flops, self.td, sum(row.bytes * row.count for row in rows), tuple(rows), self.climb,
+        )  # fmt: skip
+
+
+def _climb(stage: Stage, value: Callable[[str], int]) -> Climb | None:
+    """None where it was not recorded."""
+    if not stage.before_gradients:
+        return None
+    spans = [stage.before_gradients, *(gradient.then for gradient in stage.gradients)]
+    return Climb(
+        tuple(gradient.parameter for gradient in stage.gradients),
+        tuple(max(map(value, span)) for span in spans),
+        tuple(value(gradient.low) for gradient in stage.gradients),
+    )

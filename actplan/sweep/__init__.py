@@ -1,0 +1,1 @@
+"""Many points at once: their rows, and the parts of a job array."""

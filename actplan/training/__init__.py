@@ -1,0 +1,37 @@
+"""How a model is trained: one step of it, its loss, over which ranks, with which copies of the weights.
+
+Knows a model by its specification alone; nothing here counts what a step allocates.
+"""
+
+from __future__ import annotations
+
+from .losses import FUSED, LOSSES, Loss, LossKind
+from .run import (
+    AttentionKernel,
+    ContextAttention,
+    Device,
+    FakeQuantised,
+    Frozen,
+    Kernels,
+    LinearAttentionKernel,
+    Lora,
+    Precision,
+    Run,
+)
+
+__all__ = [
+    "FUSED",
+    "LOSSES",
+    "AttentionKernel",
+    "ContextAttention",
+    "Device",
+    "FakeQuantised",
+    "Frozen",
+    "Kernels",
+    "LinearAttentionKernel",
+    "Lora",
+    "Loss",
+    "LossKind",
+    "Precision",
+    "Run",
+]
