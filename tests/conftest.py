@@ -23,10 +23,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture
 def out_of_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Gradients are added as autograd adds them under a dispatch mode, under which some records were made."""
-    from actplan.profile.measured.measured import profile
-
     from actplan.autograd import Tape
     from actplan.checkpointing.segmented import subject
+    from actplan.profile.measured import profile
     from actplan.stacks.transformers import model as layers
 
     monkeypatch.setattr(layers, "Tape", partial(Tape, in_place=False))

@@ -16,9 +16,8 @@ from operator import add
 from random import Random
 from typing import TypeVar
 
-from actplan.profile.measured.chain import Chain, Stage, evaluate, store_all
-
 from actplan.checkpointing.solvers import frontier
+from actplan.profile.chain import Chain, Stage, evaluate, store_all
 
 MIB = 1 << 20
 NEVER = 1 << 200

@@ -15,7 +15,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from actplan.profile.measured.measured import profile
 from golden_reference import REFERENCE, our_rows, traced_rows
 from msgspec import structs
 
@@ -27,6 +26,7 @@ from actplan.model import Model
 from actplan.model.reading import load_model
 from actplan.model.reading.config_json import document_of_config
 from actplan.model.reading.resolution import resolve
+from actplan.profile.measured import profile
 from actplan.stacks.transformers.model import Walk, walk
 from actplan.training import Run
 from actplan.training.mesh import Mesh

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actplan.profile.measured.measured import profile
 from msgspec.structs import replace
 
 from actplan.autograd import Tape
@@ -25,6 +24,7 @@ from actplan.basics.units import DTYPES, FP16, FP32, MIB
 from actplan.checkpointing.segmented import segmented
 from actplan.model import Attention, Layer, Mlp, Model, QuantisedBase
 from actplan.model.reading.loader import load_model
+from actplan.profile.measured import profile
 from actplan.stacks.transformers.model import Walk, walk
 from actplan.training import FakeQuantised, Frozen, Lora, Run, policies
 

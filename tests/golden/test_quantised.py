@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actplan.profile.measured.measured import Parameter
 from msgspec.structs import replace
 
 from actplan.autograd import Tape
@@ -26,6 +25,7 @@ from actplan.model.quantised import quantised_base
 from actplan.model.reading import load_model
 from actplan.model.reading.config_json import document_of_config
 from actplan.model.reading.resolution import resolve
+from actplan.profile.measured import Parameter
 from actplan.stacks.transformers.model import Walk, walk
 from actplan.training import Lora, Run, policies
 from actplan.training.mesh import Mesh

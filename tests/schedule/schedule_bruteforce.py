@@ -6,7 +6,10 @@ from functools import cache
 from itertools import product
 from random import Random
 
-from actplan.profile.measured.chain import (
+from msgspec.structs import replace
+from schedule_simulator import simulate
+
+from actplan.profile.chain import (
     Chain,
     Checkpointed,
     Choice,
@@ -15,8 +18,6 @@ from actplan.profile.measured.chain import (
     Stage,
     Stored,
 )
-from msgspec.structs import replace
-from schedule_simulator import simulate
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from actplan.profile.measured.chain import Chain, Checkpointed, Option, Schedule, Stored
+from actplan.profile.chain import Chain, Checkpointed, Option, Schedule, Stored
 
 
 class Simulator:

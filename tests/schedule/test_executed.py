@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from actplan.profile.measured.chain import (
+
+from actplan.checkpointing.solvers import frontier, plan, segmented, solve_nested, sqrt_segments
+from actplan.profile.chain import (
     Chain,
     Checkpointed,
     Schedule,
@@ -21,8 +23,6 @@ from actplan.profile.measured.chain import (
     Unit,
     evaluate,
 )
-
-from actplan.checkpointing.solvers import frontier, plan, segmented, solve_nested, sqrt_segments
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from actplan.profile.measured.chain import (
+from msgspec.structs import replace
+from schedule_bruteforce import nested, random_chain, single_level
+from schedule_simulator import Simulator, simulate
+
+from actplan.profile.chain import (
     Chain,
     Checkpointed,
     Choice,
@@ -16,9 +20,6 @@ from actplan.profile.measured.chain import (
     evaluate,
     store_all,
 )
-from msgspec.structs import replace
-from schedule_bruteforce import nested, random_chain, single_level
-from schedule_simulator import Simulator, simulate
 
 KINDS = ("big_forward", "gradients", "frozen", "menus", "skips", "ahead")
 

@@ -5,16 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from actplan.profile.measured.chain import (
-    Chain,
-    Checkpointed,
-    Choice,
-    Option,
-    Schedule,
-    Stage,
-    Stored,
-    evaluate,
-)
 from msgspec.structs import replace
 from schedule_bruteforce import random_chain
 from schedule_simulator import simulate
@@ -36,6 +26,16 @@ from actplan.checkpointing.solvers import (
     pattern_length,
     plan,
     sqrt_segments,
+)
+from actplan.profile.chain import (
+    Chain,
+    Checkpointed,
+    Choice,
+    Option,
+    Schedule,
+    Stage,
+    Stored,
+    evaluate,
 )
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actplan.profile.measured.chain import Choice
 
 from actplan.basics.errors import InputError
 from actplan.checkpointing.solvers import frontier, parse_chain, read_chain
+from actplan.profile.chain import Choice
 
 GOOD: dict[str, Any] = {"x": [4, 4, 0], "s": [9, 8], "tf": [1, 0], "tb": [2, 3], "f": [0.25, 1.5]}
 

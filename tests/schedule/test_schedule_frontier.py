@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from actplan.profile.measured.chain import Chain, Checkpointed, Stage, Stored, evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_bruteforce import brute_frontier, plain_frontier, random_chain
 from schedule_simulator import simulate
 
 from actplan.checkpointing.solvers import frontier, plan, solve
+from actplan.profile.chain import Chain, Checkpointed, Stage, Stored, evaluate
 
 KINDS = {
     "plain": {},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from actplan.profile.measured.chain import Chain, Schedule, Stage, evaluate
 from msgspec.structs import replace
 from schedule_bruteforce import brute_frontier, brute_nested, random_chain
 from schedule_simulator import simulate
@@ -13,6 +12,7 @@ from test_schedule_frontier import wide_chain
 
 from actplan.checkpointing.solvers import frontier, plan, solve_nested
 from actplan.checkpointing.solvers.merging import merge, merged_stage, spread
+from actplan.profile.chain import Chain, Schedule, Stage, evaluate
 
 KINDS = {
     "plain": {},

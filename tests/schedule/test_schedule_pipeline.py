@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from actplan.profile.measured.chain import Chain, Schedule, evaluate
 from schedule_bruteforce import pareto, random_chain, single_level
 from schedule_simulator import Simulator
 
 from actplan.checkpointing.solvers import frontier, plan
 from actplan.checkpointing.solvers.pipeline import solve_in_flight
+from actplan.profile.chain import Chain, Schedule, evaluate
 
 
 def brute(chain: Chain, microbatches: int) -> list[tuple[int, int]]:

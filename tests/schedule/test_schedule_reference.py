@@ -12,16 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actplan.profile.measured.chain import (
-    Chain,
-    Checkpointed,
-    Schedule,
-    Stored,
-    Unit,
-    evaluate,
-    joined,
-    store_all,
-)
 from schedule_simulator import simulate
 
 from actplan.checkpointing.solvers import (
@@ -36,6 +26,16 @@ from actplan.checkpointing.solvers import (
 )
 from actplan.checkpointing.solvers.files import chain_from
 from actplan.checkpointing.solvers.planner import Frontier
+from actplan.profile.chain import (
+    Chain,
+    Checkpointed,
+    Schedule,
+    Stored,
+    Unit,
+    evaluate,
+    joined,
+    store_all,
+)
 
 FILE = Path(__file__).parents[1] / "reference" / "chains.json"
 DATA = json.loads(FILE.read_text())

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from actplan.profile.measured.measured import Parameter, profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from actplan.memory.states import (
 )
 from actplan.model import QuantisedBase
 from actplan.model.reading import load_model
+from actplan.profile.measured import Parameter, profile
 from actplan.training import Lora, Run
 from actplan.training.mesh import Mesh
 from actplan.training.optimizers import OPTIMIZERS, AdamW, Stepped

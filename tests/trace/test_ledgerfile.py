@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actplan.profile.measured.ledger_file import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actplan.basics.errors import InputError
+from actplan.cli.main import run
+from actplan.profile.ledger_file import (
     Check,
     Ledger,
     Point,
@@ -19,11 +24,6 @@ from actplan.profile.measured.ledger_file import (
     parse,
     write_ledger,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from actplan.basics.errors import InputError
-from actplan.cli.main import run
 from actplan.trace.polynomial import fit_size, fit_sum, multiply, text, value
 
 

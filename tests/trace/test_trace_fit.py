@@ -11,8 +11,7 @@ import trace_cases as cases
 
 pytestmark = pytest.mark.torch
 
-from actplan.profile.measured.ledger_file import Evaluation, load_ledger, write_ledger  # noqa: E402
-
+from actplan.profile.ledger_file import Evaluation, load_ledger, write_ledger  # noqa: E402
 from actplan.trace import TraceOptions, compare, fit_ledger, trace_model  # noqa: E402
 from actplan.traced.estimate import Traced  # noqa: E402
 from actplan.training import Run  # noqa: E402

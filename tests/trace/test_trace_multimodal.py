@@ -18,10 +18,9 @@ from multimodal_cases import CASES
 
 pytestmark = pytest.mark.torch
 
-from actplan.profile.measured.ledger_file import Ledger, load_ledger, write_ledger  # noqa: E402
-
 from actplan.basics.errors import InputError  # noqa: E402
 from actplan.cli.main import run  # noqa: E402
+from actplan.profile.ledger_file import Ledger, load_ledger, write_ledger  # noqa: E402
 from actplan.trace import TraceOptions, fit_ledger, trace_model  # noqa: E402
 
 BATCH, SEQ = 2, 70

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actplan.profile.measured.ledger_file import Parameter, Weights, load_ledger, write_ledger
 from msgspec.structs import replace
 
 from actplan.basics.errors import InputError
 from actplan.cli.main import run
+from actplan.profile.ledger_file import Parameter, Weights, load_ledger, write_ledger
 
 LEDGER = Path(__file__).parent.parent / "reference" / "ledger_llama_3_2_1b.yaml"
 """Written by `actplan trace --model tests/reference/configs/llama-3.2-1b.json --attention flash -o`."""

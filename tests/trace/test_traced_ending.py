@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actplan.profile.measured.ledger_file import (
+from msgspec.structs import replace
+
+from actplan.basics.errors import InputError
+from actplan.cli.main import run
+from actplan.profile.ledger_file import (
     Ending,
     Images,
     Ledger,
@@ -16,11 +20,7 @@ from actplan.profile.measured.ledger_file import (
     load_ledger,
     write_ledger,
 )
-from actplan.profile.measured.ledger_file.structs import UNASKED
-from msgspec.structs import replace
-
-from actplan.basics.errors import InputError
-from actplan.cli.main import run
+from actplan.profile.ledger_file.structs import UNASKED
 
 LLAMA = Path(__file__).parent.parent / "reference" / "ledger_llama_3_2_1b.yaml"
 
