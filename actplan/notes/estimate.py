@@ -171,12 +171,23 @@ def _mask(model: Model, run: Run) -> Said:
     if run.attention == "sdpa" and is_masked(model, run):
         size = run.local_length**2 * (run.micro_batch_size if run.padding_mask else 1)
         why = "the batch has padding" if run.padding_mask else "a window is shorter than the sequence"
+        if any(isinstance(x.mixer, Attention) and _is_broadcast(x.mixer) for x in model.layers):
+            yield (
+                "sdpa-mask",
+                "no kernel of sdpa takes one key and value head for all queries' as Falcon hands it on: torch keeps "
+                "T × T probabilities in fp32; --attention flash keeps none",
+            )
+            return
         yield (
             "sdpa-mask",
             f"{why}, so Transformers gives sdpa a T × T mask ({format_gib(size)} GiB "
             f"as booleans), which its kernel (on a GPU the memory-efficient one) keeps as a bias of the model's type, "
             f"and repeats keys and values for each query head; --attention flash needs no mask",
         )
+
+
+def _is_broadcast(mixer: Attention) -> bool:
+    return mixer.eager_softmax == "in_place" and mixer.num_key_value_heads == 1 < mixer.num_attention_heads
 
 
 def _device(model: Model, run: Run, chosen: Segmented) -> Said:

@@ -12,21 +12,13 @@ from functools import partial
 
 from ..autograd.node import Node
 from ..autograd.tensor import Shape, Tensor, like_strides
-from ..basics.units import FP32, INT64, UINT64
+from ..basics.units import BOOL, FP32, INT64, UINT64
 from ..model import Attention
-from .attention import (
-    KEYS,
-    OUTPUT,
-    QUERIES,
-    ROWS,
-    STATE,
-    VALUES,
-    Attended,
-    flash_gradients,
-    repeat_kv,
-)
-from .casts import lowered
+from .attention import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES, Attended, flash_gradients, repeat_kv, softmax
+from .casts import lowered, to
+from .elementwise import add, mul_scalar
 from .function import custom, new, raw_contiguous
+from .linear import matmul
 from .views import contiguous, raw_transpose, transpose
 
 LSE_ALIGNMENT = 32
@@ -39,7 +31,10 @@ def sdpa_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None
 ) -> Attended:
     """The kernel that torch takes on this device: on a GPU flash, or the memory-efficient one where there is a mask; on
-    a CPU its own flash kernel, which takes a mask but no dropout, so that with dropout the GPU's stands for it."""
+    a CPU its own flash kernel, which takes a mask but no dropout, so that with dropout the GPU's stands for it. Falcon
+    hands one key and value head for all queries' on as it is, which none of them broadcasts."""
+    if spec and spec.eager_softmax == "in_place" and key.shape[1] != query.shape[1]:
+        return math_attention(query, key, value, mask)
     if query.tape.device == "cpu" and not (spec and spec.dropout):
         return cpu_flash_attention(query, key, value, mask)
     if mask is None:
@@ -153,6 +148,27 @@ def efficient_attention(
     if bias is not None:
         saves.append((bias, "the T × T mask as an additive bias"))
     custom("ScaledDotProductEfficientAttentionBackward0", _efficient_backward, (query, key, value), saves, [out])
+    return contiguous(transpose(out, 1, 2)), None
+
+
+def math_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Attended:
+    """What torch computes where no fused kernel will do: in fp32, with T × T probabilities; keys and values are
+    broadcast over the queries' heads (ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math)."""
+    query, key, value = lowered(query, key, value)
+    dtype, length = query.dtype, query.shape[2]
+    bias = None if mask is None else new(query, (query.shape[0], *mask.shape[1:]), op="where")
+    q, k, v = to(query, FP32), to(key, FP32), to(value, FP32)
+    scaled = mul_scalar(q)
+    if bias is None:
+        allowed = new(q, (length, length), BOOL, "tril")
+        bias = new(q, allowed.shape, op="where")
+        del allowed
+    scores = add(matmul(scaled, mul_scalar(transpose(k, 2, 3))), bias)
+    probabilities = softmax(scores)
+    del scores
+    lower = new(probabilities, probabilities.shape, dtype, "_to_copy")
+    out = to(matmul(probabilities, v), dtype)
+    del lower
     return contiguous(transpose(out, 1, 2)), None
 
 

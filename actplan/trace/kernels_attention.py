@@ -94,18 +94,21 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    on_cpu: Any = None,
-    aligned: bool = True,
+    own: Any,
+    on_cpu: bool,
+    aligned: bool,
 ) -> Tensor:
     """SDPA on a GPU: its flash kernel without a mask, the memory-efficient one with a mask or with values of another
-    width than the keys'. `on_cpu`: torch's own function, asked wherever a CPU has a kernel that needs no T × T.
-    `aligned`: see `TraceOptions`."""
+    width than the keys'. `own`: torch's own function, asked where heads are to be broadcast, which no kernel does, and
+    `on_cpu` wherever a CPU has a kernel that needs no T × T. `aligned`: see `TraceOptions`."""
     narrow = query.shape[-1] != value.shape[-1]
     trained_bias = attn_mask is not None and attn_mask.requires_grad
-    if on_cpu is not None and not (narrow or dropout_p or trained_bias):
-        return on_cpu(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    broadcast = query.dim() == 4 and key.shape[1] != query.shape[1] and not enable_gqa
+    if broadcast or (on_cpu and not (narrow or dropout_p or trained_bias)):
+        return own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if query.dim() != 4:
-        return _lifted(query, key, value, attn_mask, is_causal, dropout_p, scale)
+        run = partial(scaled_dot_product_attention, dropout_p=dropout_p, is_causal=is_causal, scale=scale, own=own)
+        return _lifted(query, key, value, attn_mask, partial(run, on_cpu=False, aligned=aligned))
     if attn_mask is None and not narrow:
         return _flash(query, key, value, dropout_p, is_causal, scale)
     if key.shape[1] != query.shape[1]:
@@ -136,15 +139,7 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor, *, aligned: bool) -> Tensor:
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-def _lifted(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    dropout: float,
-    scale: float | None,
-) -> Tensor:
+def _lifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, run: Any) -> Tensor:
     """SDPA on tensors of other ranks: leading dimensions folded into the batch, one head."""
     lead = query.shape[:-2]
     if query.dim() < 4:
@@ -153,7 +148,7 @@ def _lifted(
     else:
         q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
         mask = mask if mask is None or mask.dim() <= 4 else mask.reshape(-1, *mask.shape[-3:])
-    out = scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, scale)
+    out = run(q, k, v, mask)
     return out.reshape(*lead, *out.shape[-2:])
 
 
@@ -164,7 +159,7 @@ def sdpa_of(native: str, *, aligned: bool) -> Any:
     compute T × T probabilities (dropout, values of another width, a bias that is trained).
     """
     own = torch.nn.functional.scaled_dot_product_attention
-    return partial(scaled_dot_product_attention, on_cpu=own if native == "cpu" else None, aligned=aligned)
+    return partial(scaled_dot_product_attention, own=own, on_cpu=native == "cpu", aligned=aligned)
 
 
 def flash_attention_forward(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from golden_reference import REFERENCE
 from msgspec.structs import replace
 
 from actplan.basics.errors import InputError
@@ -161,3 +162,36 @@ def test_as_an_option(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert actplan(["estimate", "--preset", "llama-3.2-1b", "--attention", "cudnn,flex"]) == 2
     assert actplan(["estimate", "--preset", "llama-3.2-1b", "--attention", "flex", "--get", "run.attention"]) == 0
     assert capfdbinary.readouterr().out == b"flex\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "num_layers", "batch", "seq", "saved", "end", "forward", "backward"),
+    [
+        # PyTorch 2.13 and Transformers 5.24 on fake tensors, which follow the CPU's kernels
+        ("phi-3-mini", 2, 2, 300, 281224804, 281222656, 396658176, 443428352),  # heads-first queries
+        ("mistral-7b", 1, 1, 4200, 1607877612, 1607845888, 2414245888, 2683012096),  # a window: with a mask
+        ("falcon-7b", 2, 2, 300, 454692036, 454692864, 688784384, 1772815360),  # one head of keys: T x T in fp32
+    ],
+)
+def test_sdpa_on_a_cpu(
+    config: str, num_layers: int, batch: int, seq: int, saved: int, end: int, forward: int, backward: int
+) -> None:
+    path = str(REFERENCE / "configs" / f"{config}.json")
+    planned = load_model(path, preset=False, overrides=[f"num_layers={num_layers}"])
+    found = segmented(planned, Run(sequence_length=seq, micro_batch_size=batch), NoCheckpoint())
+    assert found.saved_bytes == saved
+    assert found.end_forward_bytes == end
+    assert found.peak_forward_bytes == forward
+    assert found.peak_backward_bytes == backward
+
+
+def test_sdpa_on_a_gpu_is_flash_attention_under_torch_s_own_name() -> None:
+    """Three numbers of eight bytes for the generator's state, where FlashAttention has two."""
+    op = "ScaledDotProductFlashAttentionBackward0"
+    assert attention_rows(kept("llama-3.2-1b", "sdpa", device="cuda")) == {
+        (op, (1, 32, T, 64), "bfloat16"): 2 * 32 * T * 64,
+        (op, (1, 8, T, 64), "bfloat16"): 2 * 8 * T * 64,
+        (op, (1, 32, T), "float32"): 4 * 32 * T,
+        (op, (2,), "uint64"): 16,
+        (op, (), "uint64"): 8,
+    }
