@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import InputError
+from .limits import MAX_DEPTH
 
 MAX_FILE_BYTES = 16 << 20
-MAX_DEPTH = 100
-MAX_DIGITS = 100
 
 
 def read_text(path: str | Path, *, limit: int = MAX_FILE_BYTES) -> str:
@@ -107,10 +106,3 @@ def _children(value: object) -> Iterator[object]:
         yield from value.values()
     elif isinstance(value, list):
         yield from value
-
-
-def whole_number(digits: str, where: str) -> int:
-    """Decimal digits as an integer, refusing those too long to convert quickly."""
-    if len(digits) > MAX_DIGITS:
-        raise InputError(f"a number of {len(digits):,} digits is too large", where=where)
-    return int(digits)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from .errors import InputError
-from .files import MAX_DEPTH, whole_number
+from .limits import MAX_DEPTH, whole_number
 
 if TYPE_CHECKING:
     import yaml
