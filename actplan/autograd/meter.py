@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-GRANULE = 512
-"""Every allocation is rounded up to this (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)."""
-
-
-def rounded(nbytes: int) -> int:
-    """`nbytes` as the allocator counts it."""
-    return -(-nbytes // GRANULE) * GRANULE
-
 
 class Allocation(msgspec.Struct, frozen=True):
     """What is known of a live storage: who made it, and how large it is (rounded bytes)."""

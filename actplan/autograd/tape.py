@@ -13,8 +13,9 @@ from weakref import ref
 
 import msgspec
 
+from ..basics.allocator import rounded
 from ..basics.units import DType
-from .meter import Meter, rounded
+from .meter import Meter
 from .node import Edge, Node, Rule
 from .selection import Output, Selection
 from .tensor import HELD, Shape, Storage, Tensor, contiguous_strides
@@ -403,4 +404,4 @@ def _accumulate(node: Node, grads: list[Tensor]) -> tuple[()]:
     return ()
 
 
-__all__ = ["Handle", "Hook", "Kept", "SavedTensor", "StageTrace", "Tape", "rounded"]
+__all__ = ["Handle", "Hook", "Kept", "SavedTensor", "StageTrace", "Tape"]

@@ -10,8 +10,9 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
+from ..basics.allocator import rounded
 from ..basics.units import DType
-from .meter import Meter, rounded
+from .meter import Meter
 
 if TYPE_CHECKING:
     from .node import Node

@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from ..autograd.meter import rounded
 from ..autograd.tape import SavedTensor
+from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..basics.units import FP32, DType
 from ..model import Model

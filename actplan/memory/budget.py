@@ -13,7 +13,7 @@ from operator import mul
 import msgspec
 from msgspec import UNSET, structs
 
-from ..autograd.meter import rounded
+from ..basics.allocator import rounded
 from ..report import (
     Band,
     Budget,

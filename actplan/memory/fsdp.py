@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..autograd.meter import rounded
+from ..basics.allocator import rounded
 from ..profile.measured import Parameter
 from ..training.mesh import Mesh
 from ..training.recipes import Recipe

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm, prod
 
-from ..autograd.meter import rounded
+from ..basics.allocator import rounded
 from ..basics.units import FP32, DType
 from ..model import QuantisedBase
 from ..profile.measured import Parameter

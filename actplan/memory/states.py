@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from ..autograd.meter import rounded
+from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..basics.units import FP32, INT64
 from ..profile.measured import ModelProfile, Parameter

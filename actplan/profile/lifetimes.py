@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from ..autograd.meter import rounded
+from ..basics.allocator import rounded
 from .chain import Chain, Stage
 
 if TYPE_CHECKING:

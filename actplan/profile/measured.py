@@ -15,9 +15,9 @@ from math import prod
 import msgspec
 from msgspec.structs import replace
 
-from ..autograd.meter import rounded
 from ..autograd.tape import SavedTensor, StageTrace
 from ..autograd.tensor import Tensor
+from ..basics.allocator import rounded
 from ..basics.units import FP32, DType
 from ..model import Layer, Model
 from ..stacks.transformers.model import Walk, walk

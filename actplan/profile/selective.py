@@ -17,8 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ..autograd import Tape
-from ..autograd.meter import rounded
 from ..autograd.selection import ADAPTER, FAMILIES, Output, selects
+from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..model import Model
 from ..stacks.transformers.model import Walk, walk

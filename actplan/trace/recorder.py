@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..basics.allocator import rounded
 from . import branches, kernels_attention
 from .flops import counting, op_flops
 from .tensors import (
@@ -24,8 +25,6 @@ from .tensors import (
     storage_key,
     storage_use_count,
 )
-
-ALIGN = 512
 
 
 @dataclass(slots=True)
@@ -216,7 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if key in self._by_key or key in self.excluded:
             return
         nbytes = storage.nbytes()
-        size = -(-nbytes // ALIGN) * ALIGN
+        size = rounded(nbytes)
         index = len(self.blocks)
         self.blocks.append(
             Block(

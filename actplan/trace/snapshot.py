@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..basics.allocator import rounded
 from ..basics.errors import InputError
 
-ALIGN = 512
 MAX_BYTES = 1 << 60
 
 
@@ -90,7 +90,7 @@ def _whole(value: Any) -> int:
 
 
 def _rounded(value: Any) -> int:
-    return -(-_whole(value) // ALIGN) * ALIGN
+    return rounded(_whole(value))
 
 
 def _peaks(raw: dict[str, Any], device: int) -> SnapshotPeaks:

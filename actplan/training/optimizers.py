@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import prod
 from typing import Literal, Protocol
 
-from ..autograd.meter import rounded
+from ..basics.allocator import rounded
 from ..basics.units import BF16, FP32, DType
 
 SCALAR = rounded(FP32.itemsize)

@@ -9,8 +9,6 @@ from ...basics.errors import InputError
 from .sizes import parse
 from .structs import Ledger, Span, Stage
 
-ALIGN = 512
-
 
 @dataclass(frozen=True, slots=True)
 class SavedRow:

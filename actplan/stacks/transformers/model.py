@@ -10,9 +10,9 @@ import msgspec
 from msgspec.structs import replace
 
 from ...autograd import Tape, Tensor, backward, checkpoint
-from ...autograd.meter import rounded
 from ...autograd.tape import OUTSIDE, StageTrace
 from ...autograd.tensor import Storage, contiguous_strides
+from ...basics.allocator import rounded
 from ...basics.errors import InputError
 from ...basics.units import INT64
 from ...model import Layer, Model

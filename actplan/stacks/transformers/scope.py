@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ...autograd import Tape, Tensor, checkpoint
-from ...autograd.meter import rounded
+from ...basics.allocator import rounded
 from ...basics.errors import InputError
 from ...basics.units import DType
 from ...ops import linear as ops
