@@ -11,6 +11,7 @@ from ..model import Attention
 from .casts import to
 from .dropout import dropout
 from .elementwise import add, mul_scalar, raw_binary, scale_in_place, tanh
+from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
 from .function import custom, empty_like, new, raw_contiguous, unit_stride
 from .linear import matmul
 from .views import (
@@ -195,14 +196,6 @@ def padded_flash_attention(
         q, k, v = to(q, low), to(k, low), to(v, low)
     out = _flash(q, k, v, mask)
     return (narrow(out, -1, 0, width) if missing else out), None
-
-
-QUERIES = "the queries, to compute attention again"
-KEYS = "the keys, to compute attention again"
-VALUES = "the values, to compute attention again"
-OUTPUT = "the attention output, for the softmax gradient"
-ROWS = "the log-sum-exp of each row, to compute probabilities again"
-STATE = "the state of the dropout generator"
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, like_query: bool = True) -> Tensor:

@@ -13,7 +13,7 @@ from functools import partial
 from ..autograd.node import Node
 from ..autograd.tensor import Tensor, like_strides
 from ..basics.units import FP32, INT32, INT64
-from .attention import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
+from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
 from .function import custom, empty_like, new, raw_contiguous, unit_stride
 from .indexing import index_rows
 from .views import reshape, view

@@ -12,17 +12,9 @@ from ..autograd.tape import Tape
 from ..autograd.tensor import Shape, Tensor, matching_strides
 from ..basics.units import FP32, INT32, INT64
 from ..model import Attention
-from .attention import (
-    KEYS,
-    OUTPUT,
-    QUERIES,
-    ROWS,
-    STATE,
-    VALUES,
-    Attended,
-    repeat_kv,
-)
+from .attention import Attended, repeat_kv
 from .casts import lowered, to
+from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
 from .function import custom, empty_like, new
 from .views import contiguous, transpose
 

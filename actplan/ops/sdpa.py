@@ -14,9 +14,10 @@ from ..autograd.node import Node
 from ..autograd.tensor import Shape, Tensor, like_strides
 from ..basics.units import BOOL, FP32, INT64, UINT64
 from ..model import Attention
-from .attention import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES, Attended, flash_gradients, repeat_kv, softmax
+from .attention import Attended, flash_gradients, repeat_kv, softmax
 from .casts import lowered, to
 from .elementwise import add, mul_scalar
+from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
 from .function import custom, new, raw_contiguous
 from .linear import matmul
 from .views import contiguous, raw_transpose, transpose
