@@ -21,8 +21,9 @@ from .options import TraceOptions
 from .recorder import Recorder
 from .result import Event, TraceResult
 from .stages import layer_paths, stacks
+from .step import Step
 from .summary import forward_events, summarise
-from .tensors import node_names, storage_key
+from .tensors import storage_key
 
 
 def trace_model(source: Any, options: TraceOptions) -> TraceResult:
@@ -76,15 +77,6 @@ def trace_forward(built: build.Built, options: TraceOptions) -> tuple[tuple[Even
             recorder.begin_backward()
             del out
         return forward_events(recorder)
-
-
-class Step:
-    """What must be read between forward and backward, while the graph is alive."""
-
-    def __init__(self, recorder: Recorder, loss: Any) -> None:
-        self.names = node_names(loss.grad_fn)
-        self.has_loss = loss.dim() == 0
-        self.alive = {id(p) for p in recorder.packed if p.handle() is not None}
 
 
 def _step(built: build.Built, options: TraceOptions, recorder: Recorder) -> Step:

@@ -14,10 +14,10 @@ from .options import TraceOptions
 from .recorder import Block, Mark, Packed, Recorder
 from .result import Event, LiveTensor, SavedTensor, StageRecord, TraceResult
 from .stages import layer_kinds, layer_paths, stacks, stage_of
+from .step import Step
 
 if TYPE_CHECKING:
     from .build import Built
-    from .run import Step
 
 
 def summarise(
