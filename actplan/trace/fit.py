@@ -13,7 +13,7 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..basics.errors import InputError
-from ..profile.ledger_file import VERSION, Check, Ledger, Span, Stage
+from ..profile.ledger_file import VERSION, Check, Ledger, Span, Stage, evaluate_ledger
 from ..profile.ledger_file import Point as SizePoint
 from . import build, patches
 from .classes import is_composite, language_stacks
@@ -322,7 +322,7 @@ def _run_words(model: _Source) -> dict[str, str]:
 def _check(ledger: Ledger, model: _Source, point: Point) -> Check:
     """Trace once more, at a size the fit has not seen: how far off is the ledger, of the layers traced?"""
     truth = model.trace(*point)
-    guess = (ledger if model.whole else replace_pattern(ledger, truth)).evaluate(*point)
+    guess = evaluate_ledger(ledger if model.whole else replace_pattern(ledger, truth), *point)
     peaks = guess.peaks()
     error = max(
         abs(peaks.peak_forward_bytes / truth.peak_forward_bytes - 1),

@@ -10,7 +10,7 @@ from ..basics.errors import InputError
 from ..checkpointing.accounting import accounting, autograd, compared, peak, usual
 from ..profile.chain import Chain, Evaluation, Stage, evaluate, with_segments
 from ..profile.ledger_file import Evaluation as Evaluated
-from ..profile.ledger_file import Ledger, StageNumbers
+from ..profile.ledger_file import Ledger, StageNumbers, evaluate_ledger
 from ..report import Checkpointed as CheckpointedRow
 from ..report import (
     Estimates,
@@ -43,7 +43,7 @@ class Traced:
 
     def __init__(self, ledger: Ledger, run: Run) -> None:
         self.ledger, self.run = ledger, run
-        self.numbers: Evaluated = ledger.evaluate(run.micro_batch_size, run.sequence_length)
+        self.numbers: Evaluated = evaluate_ledger(ledger, run.micro_batch_size, run.sequence_length)
 
     @cached_property
     def chain(self) -> Chain:

@@ -138,6 +138,7 @@ def without(error: str) -> dict[str, Any]:
 
 def _ledger(config: Any) -> dict[str, Any]:
     from actplan.basics.errors import InputError
+    from actplan.profile.ledger_file import evaluate_ledger
     from actplan.trace import TraceOptions, fit_ledger
     from actplan.traced.ending import check_verdict
 
@@ -160,7 +161,7 @@ def _ledger(config: Any) -> dict[str, Any]:
         "layer_kinds": sum(stage.role == "layer" for stage in ledger.stages.values()),
         "saved_error_bytes": check.saved_error_bytes,
         "peak_error": check.peak_error,
-        "saved_bytes": ledger.evaluate(BATCH, SEQ - 5).saved_bytes,
+        "saved_bytes": evaluate_ledger(ledger, BATCH, SEQ - 5).saved_bytes,
         "notes": list(ledger.notes),
     }
 

@@ -11,7 +11,7 @@ import trace_cases as cases
 
 pytestmark = pytest.mark.torch
 
-from actplan.profile.ledger_file import Evaluation, load_ledger, write_ledger  # noqa: E402
+from actplan.profile.ledger_file import Evaluation, evaluate_ledger, load_ledger, write_ledger  # noqa: E402
 from actplan.trace import TraceOptions, compare, fit_ledger, trace_model  # noqa: E402
 from actplan.traced.estimate import Traced  # noqa: E402
 from actplan.training import Run  # noqa: E402
@@ -44,7 +44,7 @@ def test_two_lengths_predict_a_third(name: str, tmp_path: Any) -> None:
     write_ledger(fitted, tmp_path / "ledger.yaml")
     ledger = load_ledger(tmp_path / "ledger.yaml")
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.yaml"]
-    guess = ledger.evaluate(batch, seq)
+    guess = evaluate_ledger(ledger, batch, seq)
     truth = trace_model(path, replace(options, batch=batch, seq=seq))
     assert _rows(guess) == _rows(truth)
     assert compare(guess.rows, guess.rows) == []
@@ -60,7 +60,7 @@ def test_a_loop_over_chunks_is_fitted_by_its_counts() -> None:
     config = str(cases.CONFIGS / "qwen3.8-27b.json")
     options = TraceOptions(attention="flash", loss="none", num_layers=2)
     ledger = fit_ledger(config, options, lengths=(137, 200, 329), batches=(1,), check=[])
-    guess = ledger.evaluate(1, 450)
+    guess = evaluate_ledger(ledger, 1, 450)
     truth = trace_model(config, replace(options, seq=450))
     assert _rows(guess) == _rows(truth)
     assert any("ceil(T/64)" in row.count for stage in ledger.stages.values() for row in stage.saved)
@@ -71,7 +71,7 @@ def test_checkpointed_layers_follow_from_the_chain() -> None:
     """SCHEDULING.md's model on the ledger's numbers meets a traced run with every layer checkpointed."""
     config = str(cases.CONFIGS / "llama-3.2-1b.json")
     options = TraceOptions(attention="flash", loss="none", num_layers=5)
-    stages = fit_ledger(config, options, lengths=(1001, 2057), batches=(1,), check=[]).evaluate(1, 4096).stages
+    stages = evaluate_ledger(fit_ledger(config, options, lengths=(1001, 2057), batches=(1,), check=[]), 1, 4096).stages
     kept = peak = 0
     for stage in stages:
         inside = kept + stage.x + stage.s + stage.x_out
@@ -88,7 +88,7 @@ def test_a_replay_ends_with_the_last_saved_tensor(config: str) -> None:
     """FLOPs run again in a traced run with every layer checkpointed, by the ledger of one without, exactly."""
     options = TraceOptions(attention="flash", linear_attention="fla", loss="none", num_layers=4)
     ledger = fit_ledger(str(cases.CONFIGS / config), options, lengths=(1001, 2057), batches=(1,), check=[])
-    layers = [stage for stage in ledger.evaluate(1, 4096).stages if stage.role == "layer"]
+    layers = [stage for stage in evaluate_ledger(ledger, 1, 4096).stages if stage.role == "layer"]
     truth = trace_model(str(cases.CONFIGS / config), replace(options, seq=4096, checkpoint="layer"))
     again = sum(stage.recompute_flops for stage in truth.stages)
     assert 0 < again < sum(stage.forward_flops for stage in layers)
@@ -121,7 +121,7 @@ def test_the_whole_model_comes_from_a_few_layers() -> None:
     config = str(cases.CONFIGS / "qwen3.8-27b.json")
     options = TraceOptions(attention="flash", linear_attention="fla", loss="none")
     ledger = fit_ledger(config, options, lengths=(500, 1001), batches=(1,), check=[(1, 777)])
-    layers = [s for s in ledger.evaluate(1, 4096).stages if s.role == "layer"]
+    layers = [s for s in evaluate_ledger(ledger, 1, 4096).stages if s.role == "layer"]
     assert len(layers) == 64
     assert [s.kind for s in layers[:8]] == [s.kind for s in layers[8:16]]
     assert layers[3].kind != layers[0].kind

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 from actplan.basics.errors import InputError  # noqa: E402
 from actplan.cli.main import run  # noqa: E402
-from actplan.profile.ledger_file import Ledger, load_ledger, write_ledger  # noqa: E402
+from actplan.profile.ledger_file import Ledger, evaluate_ledger, load_ledger, write_ledger  # noqa: E402
 from actplan.trace import TraceOptions, fit_ledger, trace_model  # noqa: E402
 
 BATCH, SEQ = 2, 70
@@ -82,14 +82,14 @@ def test_a_ledger_with_images_holds_at_other_sizes(name: str, attention: str, tm
     ledger = load_ledger(tmp_path / "ledger.yaml")
     assert ledger.images is not None
     assert (ledger.images.tokens, ledger.images.count) == (tokens, 1)
-    found, wanted = ledger.evaluate(4, 170), trace_model(config, replace(options, batch=4, seq=170))
+    found, wanted = evaluate_ledger(ledger, 4, 170), trace_model(config, replace(options, batch=4, seq=170))
     assert found.saved_bytes == wanted.saved_bytes
     assert found.layer_saved_bytes == wanted.layer_saved_bytes
     assert found.peaks().peak_backward_bytes == pytest.approx(wanted.peak_backward_bytes, rel=0.01)
     layers = [stage.name for stage in found.stages if stage.role == "layer"]
     assert layers == [stage.name for stage in wanted.stages if stage.kind != stage.name]
     with pytest.raises(InputError, match="tokens are an image's"):
-        ledger.evaluate(1, tokens)
+        evaluate_ledger(ledger, 1, tokens)
 
 
 def test_a_deeper_model_has_what_it_adds_behind_its_first_layers_once() -> None:
@@ -100,7 +100,7 @@ def test_a_deeper_model_has_what_it_adds_behind_its_first_layers_once() -> None:
     options = TraceOptions(attention="flash", image_tokens=12)
     ledger = fit_ledger(config, options, lengths=(101, 203), batches=(1,), check=[])
     wanted = trace_model(config, replace(options, seq=170))
-    assert ledger.evaluate(1, 170).saved_bytes == wanted.saved_bytes
+    assert evaluate_ledger(ledger, 1, 170).saved_bytes == wanted.saved_bytes
     layers = [span for span in ledger.pattern if span.module == "model.language_model.layers"]
     assert [(span.first, span.count) for span in layers] == [(0, 1), (1, 1), (2, 7)]
 

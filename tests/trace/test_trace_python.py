@@ -13,6 +13,7 @@ import trace_cases as cases
 pytestmark = pytest.mark.torch
 
 from actplan.basics.errors import InputError  # noqa: E402
+from actplan.profile.ledger_file import evaluate_ledger  # noqa: E402
 from actplan.trace import TraceOptions, fit_ledger, trace_model  # noqa: E402
 from actplan.traced.ending import check_verdict  # noqa: E402
 
@@ -78,7 +79,7 @@ def test_a_converted_module_keeps_its_ties() -> None:
 def test_ledger_of_a_module() -> None:
     ledger = fit_ledger(_mlp, TraceOptions(), lengths=(100, 200))
     assert [c.saved_error_bytes for c in ledger.checked] == [0, 0]
-    assert ledger.evaluate(5, 1000).saved_bytes == 3 * 5 * 1000 * WIDTH * 4
+    assert evaluate_ledger(ledger, 5, 1000).saved_bytes == 3 * 5 * 1000 * WIDTH * 4
     assert not [note for note in ledger.notes if "without gradients" in note]
     check_verdict(ledger)
 
@@ -111,7 +112,7 @@ def test_a_module_that_asks_for_gradients_has_a_ledger_and_a_note() -> None:
         return layers, torch.zeros(batch, seq, WIDTH, requires_grad=True), lambda out: out.sum()
 
     ledger = fit_ledger(make, TraceOptions(), lengths=(100, 200))
-    assert ledger.evaluate(5, 1000).saved_bytes == 3 * 5 * 1000 * WIDTH * 4
+    assert evaluate_ledger(ledger, 5, 1000).saved_bytes == 3 * 5 * 1000 * WIDTH * 4
     assert ["RuntimeError" in note for note in ledger.notes if "without gradients" in note] == [True]
 
 

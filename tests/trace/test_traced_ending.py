@@ -17,6 +17,7 @@ from actplan.profile.ledger_file import (
     Ledger,
     LeftOut,
     Span,
+    evaluate_ledger,
     load_ledger,
     write_ledger,
 )
@@ -121,9 +122,9 @@ def test_a_file_of_before_says_it_in_its_notes(loss: str, notes: list[str], want
 
 def test_images_need_room_in_a_sequence() -> None:
     ledger = replace(load_ledger(LLAMA), images=Images(tokens=256, count=1, input_bytes=100))
-    assert ledger.evaluate(1, 257).seq == 257
+    assert evaluate_ledger(ledger, 1, 257).seq == 257
     with pytest.raises(InputError, match="256 of the tokens are an image's"):
-        ledger.evaluate(1, 256)
+        evaluate_ledger(ledger, 1, 256)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ stand `ceil(T/64)`, `floor(T/2)` and `pow2(B*T/31)`, the power of two at or abov
 
 from __future__ import annotations
 
-from .evaluation import Evaluation, Peaks, SavedRow, StageNumbers, evaluate
+from .evaluation import Evaluation, Peaks, SavedRow, StageNumbers, evaluate_ledger
 from .file import dump_ledger, load_ledger, write_ledger
 from .sizes import Size, factor_value, parse
 from .structs import (
@@ -46,7 +46,7 @@ __all__ = [
     "StageNumbers",
     "Weights",
     "dump_ledger",
-    "evaluate",
+    "evaluate_ledger",
     "factor_value",
     "load_ledger",
     "parse",

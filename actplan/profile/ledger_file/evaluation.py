@@ -123,8 +123,13 @@ class Peaks:
     peak_backward_bytes: int
 
 
-def evaluate(ledger: Ledger, batch: int, seq: int) -> Evaluation:
-    """Every number of the model at one size, each kind evaluated once."""
+def evaluate_ledger(ledger: Ledger, batch: int, seq: int) -> Evaluation:
+    """Evaluate a ledger at `batch` sequences of `seq` tokens, each kind of stage once.
+
+    Raises:
+        InputError: sizes that are no positive whole numbers, that hold no more than an image's tokens, or another batch
+            than the one that the ledger was traced at.
+    """
     for value, where in ((batch, "batch"), (seq, "seq")):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{value!r} is not a positive whole number", where=where)

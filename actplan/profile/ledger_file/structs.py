@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
-
-if TYPE_CHECKING:
-    from .evaluation import Evaluation
 
 VERSION = 1
 UNASKED = "has no language-model loss: traced to its outputs"
@@ -175,9 +170,3 @@ class Ledger(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         loss = self.run.get("loss") != "none"
         notes = [note for note in self.notes if note.endswith(UNASKED)]
         return Ending(head=loss, loss=loss, asked=not (loss or notes), reason=notes[0] if notes and not loss else "")
-
-    def evaluate(self, batch: int, seq: int) -> Evaluation:
-        """Every number of the model at one size."""
-        from .evaluation import evaluate
-
-        return evaluate(self, batch, seq)
