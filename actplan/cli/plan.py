@@ -110,7 +110,8 @@ def _planned(
     frontier: bool,
     most: str | None,
 ) -> Report:
-    from .. import checkpointing as planning
+    from ..checkpointing import planner as planning
+    from ..checkpointing.largest import largest
     from ..answers import model_info, run_info
     from ..notes import plan as notes
     from ..report import Report
@@ -121,7 +122,7 @@ def _planned(
     said: tuple[object, ...] = ()
     if most is not None:
         assert room is not None
-        found = planning.largest(planned, settings, room, most, only=only, per_op=per_op, reserved_bytes=taken)
+        found = largest(planned, settings, room, most, only=only, per_op=per_op, reserved_bytes=taken)
         parts["largest"], said = found, notes.largest_notes(found)
     if frontier:
         parts["frontier"] = planning.frontier(planned, settings, only=only, per_op=per_op)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actplan.checkpointing import plan
+from actplan.checkpointing.planner import plan
 from actplan.checkpointing.segmented import segmented
 from actplan.model.reading import load_model
 from actplan.training import Run

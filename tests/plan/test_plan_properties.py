@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from plan_models import ATTENTION, DELTA, model, models, runs
 
 from actplan.basics.errors import InputError
-from actplan.checkpointing import frontier, largest, plan
-from actplan.checkpointing.largest import search
+from actplan.checkpointing.largest import largest, search
+from actplan.checkpointing.planner import frontier, plan
 from actplan.checkpointing.segmented import segmented
 from actplan.model import Model
 from actplan.stacks.transformers.model import walk

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from plan_models import ATTENTION, DELTA, model, models, runs
 
 from actplan.basics.errors import InputError
-from actplan.checkpointing import plan
+from actplan.checkpointing.planner import plan
 from actplan.checkpointing.segmented import segmented, subject
 from actplan.checkpointing.settings import runs as can_run
 from actplan.checkpointing.settings import torchtitan_selective, uniform
