@@ -110,9 +110,9 @@ def _planned(
     frontier: bool,
     most: str | None,
 ) -> Report:
+    from ..answers import model_info, run_info
     from ..checkpointing import planner as planning
     from ..checkpointing.largest import largest
-    from ..answers import model_info, run_info
     from ..notes import plan as notes
     from ..report import Report
 

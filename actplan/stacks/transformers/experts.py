@@ -31,9 +31,6 @@ from ...ops.liger_moe import liger_fused_moe
 from ...ops.views import reshape, slice_step, split, transpose, unsqueeze, view
 from .scope import Scope
 
-Experts = Callable[[Scope, Tensor, Tensor, Tensor, Moe], Tensor]
-"""Rows [T, hidden], chosen experts and their weights [T, top_k] to rows [T, hidden]."""
-
 
 def grouped_mm_experts(
     m: Scope, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor, spec: Moe, *, imbalance: float = 1.0
@@ -131,4 +128,4 @@ def _clamped_gate(m: Scope, gate_up: Tensor) -> Tensor:
 
 _GATES: dict[str, Callable[[Scope, Tensor], Tensor]] = {"silu": _silu_gate, "clamped_swiglu": _clamped_gate}
 
-__all__ = ["Experts", "grouped_mm_experts", "liger_experts"]
+__all__ = ["grouped_mm_experts", "liger_experts"]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
-from ...autograd import Tensor
 from ...model import (
     Attention,
     GatedDeltaNet,
@@ -25,14 +23,8 @@ from ...ops import norm, rope, sdpa
 from ...training import Run
 from . import mlp
 from .kernel_limits import check_attention, check_context, check_imbalance
-from .scope import Scope
+from .scope import AttentionKernel, Kernels, Rotate
 
-if TYPE_CHECKING:
-    from .experts import Experts
-
-Norm = Callable[[Tensor, Tensor], Tensor]
-Rotate = Callable[[Tensor, Tensor, rope.Tables], tuple[Tensor, ...]]
-"""Queries and keys, turned; and what else lives on while attention runs."""
 _RMS_NORMS: tuple[NormType, ...] = ("rms", "rms_zero_centered", "rms_fp32", "rms_fp32_weight")
 _LIGER_NORMS: dict[LigerModule, tuple[NormType, ...]] = {
     "rms_norm": ("rms",),
@@ -40,31 +32,6 @@ _LIGER_NORMS: dict[LigerModule, tuple[NormType, ...]] = {
     "rms_norm_in_place": _RMS_NORMS,
 }
 """Liger's variants of RMSNorm (transformers/rms_norm.py) -> the norms whose gradient is written in place."""
-
-
-class AttentionKernel(Protocol):
-    """Heads-first queries, keys and values, a mask, and what else a model asks of its scores."""
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None, /
-    ) -> attn.Attended: ...
-
-
-class Kernels(msgspec.Struct, frozen=True):
-    """One function for each op that has several implementations; `_absent` where the model has no such op."""
-
-    norms: dict[NormType, Norm]
-    rotate: Rotate
-    rotate_part: Rotate
-    attention: AttentionKernel
-    latent_attention: AttentionKernel
-    sink_attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor, float], attn.Attended]
-    gated_mlp: mlp.GatedMlp
-    causal_conv: Callable[[Tensor, Tensor], Tensor]
-    delta_rule: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    gated_norm: Callable[[Scope, Tensor, Tensor], Tensor]
-    experts: Experts
-    mamba2: Callable[[Scope, Tensor, Tensor, Mamba2, int], Tensor]
 
 
 def _absent(*args: Any, **kwargs: Any) -> Any:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...autograd import Tensor
 from ...model import Mlp
 from ...ops import elementwise, views
 from ...ops.activation import ACTIVATIONS
 from ...ops.mlp import liger_gelu_mul, liger_silu_mul
 from .scope import Scope, column, enter, row
-
-GatedMlp = Callable[[Scope, Tensor, Mlp], Tensor]
 
 
 def mlp(m: Scope, x: Tensor, spec: Mlp) -> Tensor:

@@ -1,24 +1,28 @@
-"""Where a layer function runs: module paths, parameters, the kernels in use, and this rank's share."""
+"""Where a layer function runs: module paths, parameters, the kernels in use, and this rank's share.
+
+What a kernel is, is said here, since it may be given a `Scope` and a `Scope` holds it; `kernels` chooses them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import msgspec
 
 from ...autograd import Tape, Tensor, checkpoint
 from ...basics.allocator import rounded
 from ...basics.errors import InputError
 from ...basics.units import DType
+from ...model import Attention, Mamba2, Mlp, Moe, NormType
 from ...ops import linear as ops
+from ...ops.attention import Attended
 from ...ops.communication import all_gather, all_reduce, copy_to_group, reduce_scatter
+from ...ops.rope import Tables
 from ...training.mesh import Mesh
 from ...training.policies import CORE
-
-if TYPE_CHECKING:
-    from ...ops.attention import Attended
-    from .kernels import Kernels
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,6 +131,40 @@ class Scope:
     def local(self, width: int, what: str) -> int:
         """This rank's share of a width that tensor parallelism divides."""
         return self.mesh.divide(width, "tp", what)
+
+
+Norm = Callable[[Tensor, Tensor], Tensor]
+Rotate = Callable[[Tensor, Tensor, Tables], tuple[Tensor, ...]]
+"""Queries and keys, turned; and what else lives on while attention runs."""
+GatedMlp = Callable[[Scope, Tensor, Mlp], Tensor]
+"""Rows [B, T, hidden], gated, to rows of the network's width."""
+Experts = Callable[[Scope, Tensor, Tensor, Tensor, Moe], Tensor]
+"""Rows [T, hidden], chosen experts and their weights [T, top_k] to rows [T, hidden]."""
+
+
+class AttentionKernel(Protocol):
+    """Heads-first queries, keys and values, a mask, and what else a model asks of its scores."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: Attention | None = None, /
+    ) -> Attended: ...
+
+
+class Kernels(msgspec.Struct, frozen=True):
+    """One function for each op that has several implementations; one that raises where the model has no such op."""
+
+    norms: dict[NormType, Norm]
+    rotate: Rotate
+    rotate_part: Rotate
+    attention: AttentionKernel
+    latent_attention: AttentionKernel
+    sink_attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor, float], Attended]
+    gated_mlp: GatedMlp
+    causal_conv: Callable[[Tensor, Tensor], Tensor]
+    delta_rule: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    gated_norm: Callable[[Scope, Tensor, Tensor], Tensor]
+    experts: Experts
+    mamba2: Callable[[Scope, Tensor, Tensor, Mamba2, int], Tensor]
 
 
 Held = tuple[Sequence[object], "Tensor | None"]
