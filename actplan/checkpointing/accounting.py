@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ..profile.chain import Chain, Evaluation
+from ..profile.chain import Chain
+from ..profile.evaluation import Evaluation
 from ..report import Accounting, Autograd, OutsideLayers, Peak
 from ..training.policies import (
     Blocks,

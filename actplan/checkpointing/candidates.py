@@ -15,7 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ..basics.errors import InputError
-from ..profile.chain import Chain, Checkpointed, Choice, Option, Schedule, Stage, Unit
+from ..profile.chain import Chain, Choice, Stage
+from ..profile.schedule import Checkpointed, Option, Schedule, Unit
 from ..training.policies import (
     EveryK,
     EveryLayer,

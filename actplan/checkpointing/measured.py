@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from ..profile.chain import Chain, Checkpointed, Option, Schedule, Unit, evaluate
+from ..profile.chain import Chain
+from ..profile.evaluation import evaluate
+from ..profile.schedule import Checkpointed, Option, Schedule, Unit
 from ..report import Alternative, FrontierPoint, Plan, PlanUnit
 from ..training.policies import Explicit
 from .solvers import (

@@ -14,9 +14,11 @@ from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..basics.units import FP32, DType
 from ..model import Model
-from ..profile.chain import Chain, Evaluation, evaluate, with_segments
+from ..profile.chain import Chain
+from ..profile.evaluation import Evaluation, evaluate
 from ..profile.lifetimes import Lifetimes, fitted
 from ..profile.measured import Ascent, LayerProfile, ModelProfile, profile
+from ..profile.schedule import with_segments
 from ..profile.selective import Menus, menus
 from ..report import OutsideLayers, OutsideWithLosses
 from ..stacks.transformers.model import uncrossed

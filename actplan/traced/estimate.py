@@ -8,9 +8,11 @@ from functools import cached_property
 
 from ..basics.errors import InputError
 from ..checkpointing.accounting import accounting, autograd, compared, peak, usual
-from ..profile.chain import Chain, Evaluation, Stage, evaluate, with_segments
+from ..profile.chain import Chain, Stage
+from ..profile.evaluation import Evaluation, evaluate
 from ..profile.ledger_file import Evaluation as Evaluated
 from ..profile.ledger_file import Ledger, StageNumbers, evaluate_ledger
+from ..profile.schedule import with_segments
 from ..report import Checkpointed as CheckpointedRow
 from ..report import (
     Estimates,

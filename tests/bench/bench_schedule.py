@@ -17,7 +17,9 @@ from random import Random
 from typing import TypeVar
 
 from actplan.checkpointing.solvers import frontier
-from actplan.profile.chain import Chain, Stage, evaluate, store_all
+from actplan.profile.chain import Chain, Stage
+from actplan.profile.evaluation import evaluate
+from actplan.profile.schedule import store_all
 
 MIB = 1 << 20
 NEVER = 1 << 200

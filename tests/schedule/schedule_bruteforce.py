@@ -9,15 +9,8 @@ from random import Random
 from msgspec.structs import replace
 from schedule_simulator import simulate
 
-from actplan.profile.chain import (
-    Chain,
-    Checkpointed,
-    Choice,
-    Option,
-    Schedule,
-    Stage,
-    Stored,
-)
+from actplan.profile.chain import Chain, Choice, Stage
+from actplan.profile.schedule import Checkpointed, Option, Schedule, Stored
 
 
 @cache

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from actplan.profile.chain import Chain, Checkpointed, Option, Schedule, Stored
+from actplan.profile.chain import Chain
+from actplan.profile.schedule import Checkpointed, Option, Schedule, Stored
 
 
 class Simulator:

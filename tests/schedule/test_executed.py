@@ -14,15 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actplan.checkpointing.solvers import frontier, plan, segmented, solve_nested, sqrt_segments
-from actplan.profile.chain import (
-    Chain,
-    Checkpointed,
-    Schedule,
-    Stage,
-    Stored,
-    Unit,
-    evaluate,
-)
+from actplan.profile.chain import Chain, Stage
+from actplan.profile.evaluation import evaluate
+from actplan.profile.schedule import Checkpointed, Schedule, Stored, Unit
 
 if TYPE_CHECKING:
     import torch

@@ -9,17 +9,9 @@ from msgspec.structs import replace
 from schedule_bruteforce import nested, random_chain, single_level
 from schedule_simulator import Simulator, simulate
 
-from actplan.profile.chain import (
-    Chain,
-    Checkpointed,
-    Choice,
-    Option,
-    Schedule,
-    Stage,
-    Stored,
-    evaluate,
-    store_all,
-)
+from actplan.profile.chain import Chain, Choice, Stage
+from actplan.profile.evaluation import evaluate
+from actplan.profile.schedule import Checkpointed, Option, Schedule, Stored, store_all
 
 KINDS = ("big_forward", "gradients", "frozen", "menus", "skips", "ahead")
 

@@ -27,16 +27,9 @@ from actplan.checkpointing.solvers import (
     plan,
     sqrt_segments,
 )
-from actplan.profile.chain import (
-    Chain,
-    Checkpointed,
-    Choice,
-    Option,
-    Schedule,
-    Stage,
-    Stored,
-    evaluate,
-)
+from actplan.profile.chain import Chain, Choice, Stage
+from actplan.profile.evaluation import evaluate
+from actplan.profile.schedule import Checkpointed, Option, Schedule, Stored
 
 
 def stage(kind: str, s: int = 10, x: int = 4, **more: object) -> Stage:

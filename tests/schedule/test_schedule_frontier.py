@@ -11,7 +11,9 @@ from schedule_bruteforce import brute_frontier, plain_frontier, random_chain
 from schedule_simulator import simulate
 
 from actplan.checkpointing.solvers import frontier, plan, solve
-from actplan.profile.chain import Chain, Checkpointed, Stage, Stored, evaluate
+from actplan.profile.chain import Chain, Stage
+from actplan.profile.evaluation import evaluate
+from actplan.profile.schedule import Checkpointed, Stored
 
 KINDS = {
     "plain": {},

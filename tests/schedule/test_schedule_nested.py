@@ -12,7 +12,9 @@ from test_schedule_frontier import wide_chain
 
 from actplan.checkpointing.solvers import frontier, plan, solve_nested
 from actplan.checkpointing.solvers.merging import merge, merged_stage, spread
-from actplan.profile.chain import Chain, Schedule, Stage, evaluate
+from actplan.profile.chain import Chain, Stage
+from actplan.profile.evaluation import evaluate
+from actplan.profile.schedule import Schedule
 
 KINDS = {
     "plain": {},

@@ -10,7 +10,9 @@ from schedule_simulator import Simulator
 
 from actplan.checkpointing.solvers import frontier, plan
 from actplan.checkpointing.solvers.pipeline import solve_in_flight
-from actplan.profile.chain import Chain, Schedule, evaluate
+from actplan.profile.chain import Chain
+from actplan.profile.evaluation import evaluate
+from actplan.profile.schedule import Schedule
 
 
 def brute(chain: Chain, microbatches: int) -> list[tuple[int, int]]:

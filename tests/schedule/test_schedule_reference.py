@@ -26,16 +26,9 @@ from actplan.checkpointing.solvers import (
 )
 from actplan.checkpointing.solvers.files import chain_from
 from actplan.checkpointing.solvers.planner import Frontier
-from actplan.profile.chain import (
-    Chain,
-    Checkpointed,
-    Schedule,
-    Stored,
-    Unit,
-    evaluate,
-    joined,
-    store_all,
-)
+from actplan.profile.chain import Chain
+from actplan.profile.evaluation import evaluate
+from actplan.profile.schedule import Checkpointed, Schedule, Stored, Unit, joined, store_all
 
 FILE = Path(__file__).parents[1] / "reference" / "chains.json"
 DATA = json.loads(FILE.read_text())

@@ -18,16 +18,9 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 from ...basics.errors import InputError
-from ...profile.chain import (
-    Chain,
-    Evaluation,
-    Option,
-    Schedule,
-    Stored,
-    Unit,
-    evaluate,
-    joined,
-)
+from ...profile.chain import Chain
+from ...profile.evaluation import Evaluation, evaluate
+from ...profile.schedule import Option, Schedule, Stored, Unit, joined
 from .named import every_k, every_layer, first_n, kth_layers, no_checkpoint
 
 Family = Literal["any", "torch", "hf", "torchtitan", "megatron"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...profile.chain import Chain, Checkpointed, Option, Stage, Stored, Unit
+from ...profile.chain import Chain, Stage
+from ...profile.schedule import Checkpointed, Option, Stored, Unit
 from .tables import unstored_transient
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isqrt
 
-from ...profile.chain import Chain, Schedule, store_all, with_segments
+from ...profile.chain import Chain
+from ...profile.schedule import Schedule, store_all, with_segments
 
 
 def no_checkpoint(chain: Chain) -> Schedule:

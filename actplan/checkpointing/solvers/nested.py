@@ -21,16 +21,8 @@ from dataclasses import dataclass, field
 from math import gcd
 from operator import add
 
-from ...profile.chain import (
-    Chain,
-    Checkpointed,
-    Option,
-    Schedule,
-    Stage,
-    Stored,
-    Unit,
-    joined,
-)
+from ...profile.chain import Chain, Stage
+from ...profile.schedule import Checkpointed, Option, Schedule, Stored, Unit, joined
 from .merging import merge, spread
 from .tables import Tables, Way, tabulate, unstored
 

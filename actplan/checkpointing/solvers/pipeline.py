@@ -12,7 +12,8 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...profile.chain import Chain, Checkpointed, Option, Schedule, Stored, Unit, joined
+from ...profile.chain import Chain
+from ...profile.schedule import Checkpointed, Option, Schedule, Stored, Unit, joined
 from .tables import Tables, tabulate, working_set
 
 MOST_LABELS = 3000

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...profile.chain import Chain, Evaluation, Schedule, evaluate
+from ...profile.chain import Chain
+from ...profile.evaluation import Evaluation, evaluate
+from ...profile.schedule import Schedule
 from .families import ENUMERATED, NESTED, check_family, evaluated, may_checkpoint
 from .nested import Nested, solve_nested
 from .pipeline import solve_in_flight

@@ -16,7 +16,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...profile.chain import Chain, Checkpointed, Option, Schedule, Stored, Unit, joined
+from ...profile.chain import Chain
+from ...profile.schedule import Checkpointed, Option, Schedule, Stored, Unit, joined
 from .pool import Pool
 from .tables import Tables, Way, tabulate, working_set
 from .thinning import thin
