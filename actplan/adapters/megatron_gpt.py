@@ -15,7 +15,7 @@ from typing import Literal
 from ..basics.errors import InputError
 from ..basics.units import BF16, DType
 from ..memory.states import Unit
-from ..profile.measured import Parameter
+from ..profile.parameter import Parameter
 from ..training.mesh import Mesh
 
 

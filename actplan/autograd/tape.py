@@ -79,6 +79,12 @@ class SavedTensor(msgspec.Struct):
         """Whether a module holds it from step to step."""
         return self.owner is not None and self.owner.startswith(HELD)
 
+    @property
+    def stays(self) -> bool:
+        """Whether the stage that made it pins it. A boundary that a stage pins, it keeps as any other, and leaves
+        behind as it leaves gradients (`autograd.engine`)."""
+        return self.pinned and self.born == self.stage
+
 
 class Recorder:
     """The default hook: keeps every tensor, and writes a storage into the ledger once."""

@@ -14,10 +14,12 @@ from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..basics.units import FP32, DType
 from ..model import Model
+from ..profile.ascent import Ascent
 from ..profile.chain import Chain
 from ..profile.evaluation import Evaluation, evaluate
+from ..profile.layers import LayerProfile, ModelProfile
 from ..profile.lifetimes import Lifetimes, fitted
-from ..profile.measured import Ascent, LayerProfile, ModelProfile, profile
+from ..profile.measured import profile
 from ..profile.schedule import with_segments
 from ..profile.selective import Menus, menus
 from ..report import OutsideLayers, OutsideWithLosses

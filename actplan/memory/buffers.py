@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..profile.measured import Parameter
+from ..profile.parameter import Parameter
 from ..training.mesh import Mesh
 from ..training.recipes import Recipe
 from ..training.sharding import Ddp, Zero

@@ -8,9 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from ..basics.errors import InputError
+from ..profile.ascent import Ascent
 from ..profile.chain import Chain
 from ..profile.evaluation import Phase, heights
-from ..profile.measured import Ascent, LayerProfile
+from ..profile.layers import LayerProfile
 from ..profile.schedule import with_segments
 from ..stacks.transformers.model import uncrossed
 from ..training.policies import Keeps, Layers, Segment, kept_outputs, recomputed_parts

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..basics.allocator import rounded
-from ..profile.measured import Parameter
+from ..profile.parameter import Parameter
 from ..training.mesh import Mesh
 from ..training.recipes import Recipe
 from ..training.sharding import Fsdp, MegatronDdp, shard_divisors

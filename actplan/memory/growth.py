@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from ..profile.ascent import Ascent
 from ..profile.chain import Choice, Stage
-from ..profile.measured import Ascent, LayerProfile
+from ..profile.layers import LayerProfile
 from ..training.mesh import Mesh
 from ..training.recipes import Recipe
 from ..training.sharding import Fsdp

@@ -8,8 +8,9 @@ from typing import Protocol
 import msgspec
 
 from ..basics.errors import InputError
+from ..profile.ascent import Ascent
 from ..profile.chain import Chain
-from ..profile.measured import Ascent, ModelProfile
+from ..profile.layers import ModelProfile
 from ..training import Run
 from ..training.pipelining import Holding
 from ..training.policies import Keeps, Layers, Segment

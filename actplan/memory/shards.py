@@ -9,7 +9,7 @@ from math import lcm, prod
 from ..basics.allocator import rounded
 from ..basics.units import FP32, DType
 from ..model import QuantisedBase
-from ..profile.measured import Parameter
+from ..profile.parameter import Parameter
 from ..training.mesh import Mesh
 from ..training.recipes import Recipe
 from ..training.sharding import Ddp, Fsdp, MegatronDdp, Zero, shard_divisors

@@ -11,7 +11,8 @@ from itertools import chain
 from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..basics.units import FP32, INT64
-from ..profile.measured import ModelProfile, Parameter
+from ..profile.layers import ModelProfile
+from ..profile.parameter import Parameter
 from ..training.mesh import Mesh
 from ..training.optimizers import SCALAR, AdamW, Stepped
 from ..training.recipes import Recipe

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..basics.errors import InputError
-from ..profile.measured import EMBEDDING, HEAD, Parameter
+from ..profile.layers import EMBEDDING, HEAD
+from ..profile.parameter import Parameter
 from ..stacks.transformers.prediction import part_of
 from ..training.mesh import Mesh
 
 if TYPE_CHECKING:
-    from ..profile.measured import ModelProfile
+    from ..profile.layers import ModelProfile
 
 UnitKind = Literal["embedding", "layer", "head"]
 TIED_COPY = "tied_embedding_copy.weight"

@@ -14,7 +14,8 @@ from ..checkpointing.segmented import Segmented, Subject, subject
 from ..memory.budget import Job, budget
 from ..memory.states import States, Unit, states, units_of
 from ..model import Model
-from ..profile.measured import ModelProfile, Parameter
+from ..profile.layers import ModelProfile
+from ..profile.parameter import Parameter
 from ..report import Budget, PhaseBytes, StageBytes
 from ..training import Run
 from ..training.mesh import Mesh

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from ..memory.shards import divides_base
 from ..model import QuantisedBase
 from ..model.quantised import NO_INPUTS_KEPT
-from ..profile.measured import Parameter
+from ..profile.parameter import Parameter
 from ..training.sharding import Fsdp, Zero
 from .facts import Facts, Said, gib, more_or_less
 

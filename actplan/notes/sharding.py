@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from ..memory.shards import gathered_bytes
-from ..profile.measured import LayerProfile
+from ..profile.layers import LayerProfile
 from ..training.sharding import Ddp, Fsdp, MegatronDdp, Zero
 from .facts import LARGE, Facts, Said, gib
 

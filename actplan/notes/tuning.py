@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from ..basics.units import FP16, FP32
 from ..checkpointing.segmented import subject
 from ..ops.linear import WEIGHT
-from ..profile.measured import Parameter
+from ..profile.parameter import Parameter
 from ..training.policies import NoCheckpoint
 from .facts import LARGE, Facts, Said, gib, more_or_less
 from .quantised import quantised_notes

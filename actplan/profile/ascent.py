@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from ..autograd.tape import StageTrace
-    from .measured import Parameter
+from ..autograd.tape import StageTrace
+from .parameter import Parameter
 
 
 class Ascent(msgspec.Struct, frozen=True):

@@ -12,16 +12,10 @@ from ..basics.errors import InputError
 from ..basics.units import parse_dtype
 from ..profile.ascent import Ascent, climbed
 from ..profile.chain import Chain, Stage
+from ..profile.layers import EMBEDDING, HEAD, Context, LayerProfile, ModelProfile
 from ..profile.ledger_file import Parameter as Listed
 from ..profile.ledger_file import StageNumbers, Weights
-from ..profile.measured import (
-    EMBEDDING,
-    HEAD,
-    Context,
-    LayerProfile,
-    ModelProfile,
-    Parameter,
-)
+from ..profile.parameter import Parameter
 from ..training import Run
 from ..training.policies import Keeps, Layers, NoCheckpoint, Policy, Segment, kept_outputs
 from .estimate import Traced

@@ -25,7 +25,7 @@ from actplan.model.quantised import quantised_base
 from actplan.model.reading import load_model
 from actplan.model.reading.config_json import document_of_config
 from actplan.model.reading.resolution import resolve
-from actplan.profile.measured import Parameter
+from actplan.profile.parameter import Parameter
 from actplan.stacks.transformers.model import Walk, walk
 from actplan.training import Lora, Run, policies
 from actplan.training.mesh import Mesh

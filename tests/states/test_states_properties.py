@@ -23,7 +23,8 @@ from actplan.memory.states import (
 )
 from actplan.model import QuantisedBase
 from actplan.model.reading import load_model
-from actplan.profile.measured import Parameter, profile
+from actplan.profile.measured import profile
+from actplan.profile.parameter import Parameter
 from actplan.training import Lora, Run
 from actplan.training.mesh import Mesh
 from actplan.training.optimizers import OPTIMIZERS, AdamW, Stepped

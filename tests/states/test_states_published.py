@@ -12,7 +12,8 @@ from actplan.basics.units import BF16, GIB, MIB
 from actplan.memory.states import Unit, states, units_of
 from actplan.model import QuantisedBase
 from actplan.model.reading import load_model
-from actplan.profile.measured import Parameter, profile
+from actplan.profile.measured import profile
+from actplan.profile.parameter import Parameter
 from actplan.training import Run
 from actplan.training.mesh import Mesh
 from actplan.training.recipes import RECIPES, Offload, load_recipe
