@@ -2,9 +2,8 @@
 
 from .checkpoint import checkpoint
 from .engine import backward
+from .graph import Node, Tape, Tensor
 from .meter import Meter
-from .node import Node
-from .tape import SavedTensor, Tape
-from .tensor import Storage, Tensor
+from .storage import SavedTensor, Storage
 
 __all__ = ["Meter", "Node", "SavedTensor", "Storage", "Tape", "Tensor", "backward", "checkpoint"]

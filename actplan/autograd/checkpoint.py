@@ -10,10 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .node import Node
+from .graph import Handle, Kept, Node, Tape, Tensor
 from .selection import Selection
-from .tape import Handle, Kept, Tape
-from .tensor import Tensor
 
 R = TypeVar("R")
 
@@ -39,7 +37,7 @@ class _Frame:
 
     def __init__(self, tape: Tape, run: Callable[..., Any], keep: frozenset[str]) -> None:
         self.tape, self.run = tape, run
-        self.selection = Selection(keep) if keep else None
+        self.selection: Selection[Kept] | None = Selection(keep) if keep else None
         self.path, self.stage = tape.path, tape.stage
         self.ordinal = tape.checkpoints
         tape.checkpoints += 1

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Callable
 
 from ..basics.units import DType
-from .node import Edge, Node
-from .tape import Tape
-from .tensor import Shape, Tensor, preserved_strides
+from .graph import Edge, Node, Tape, Tensor
+from .strides import Shape, preserved_strides
 
 Buffer = list["Tensor | None"]
 Watcher = Callable[[int], None]
@@ -112,7 +111,7 @@ def _references(holder: Buffer, i: int) -> tuple[int, int]:
 def _baseline() -> tuple[int, int]:
     """What `_references` counts for a tensor that nobody else holds, on this interpreter."""
     from ..basics.units import FP32
-    from .tensor import Storage
+    from .storage import Storage
 
     holder: Buffer = [Tensor(None, (), (), FP32, Storage(0, None, "", ""))]  # type: ignore[arg-type]
     return _references(holder, 0)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 import msgspec
 
-from .tensor import Tensor
-
-if TYPE_CHECKING:
-    from .tape import Kept
+K = TypeVar("K")
 
 FAMILIES = ("attention", "matmul", "grouped_matmul", "convolution")
 """What selective checkpointing can keep, by the op that makes it: ops of torch's dispatcher, which is all that
@@ -36,31 +33,31 @@ def selects(word: str, family: str, path: str) -> bool:
     return path == word or path.endswith("." + word)
 
 
-class Selection:
+class Selection(Generic[K]):
     """Selective checkpointing: outputs that a checkpointed part keeps, and its replay takes instead of computing
     (torch/utils/checkpoint.py, create_selective_checkpoint_contexts).
 
-    keep: words, each of `FAMILIES` or the end of a module's path.
+    keep: words, each of `FAMILIES` or the end of a module's path. kept: what keeps the outputs (`Kept`), in order.
     """
 
     __slots__ = ("keep", "kept", "taken")
 
     def __init__(self, keep: frozenset[str]) -> None:
         self.keep = keep
-        self.kept: list[Kept | None] = []
+        self.kept: list[K | None] = []
         self.taken = 0
 
     def wants(self, family: str, path: str) -> bool:
         """Whether an output of that family, made in that module, is kept."""
         return any(selects(word, family, path) for word in self.keep)
 
-    def take(self) -> Tensor:
+    def take(self) -> K:
         """The next kept output; from now on it lives with whoever uses it."""
         kept = self.kept[self.taken]
         assert kept is not None
         self.kept[self.taken] = None
         self.taken += 1
-        return kept.tensor
+        return kept
 
 
 class Output(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from ..autograd.tape import SavedTensor
+from ..autograd.storage import SavedTensor
 from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..basics.units import FP32, DType

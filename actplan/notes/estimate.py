@@ -7,7 +7,7 @@ from typing import TypeGuard
 
 from msgspec.structs import replace
 
-from ..autograd.tape import SavedTensor
+from ..autograd.storage import SavedTensor
 from ..basics.units import FP32, format_gib
 from ..checkpointing import textbook
 from ..checkpointing.segmented import Segmented, segmented, subject

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from .elementwise import (
     add,
     add_scalar,

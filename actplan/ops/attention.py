@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor, like_strides
+from ..autograd.graph import Node, Tensor
+from ..autograd.strides import like_strides
 from ..basics.units import FP16, FP32, INT64, DType
 from ..model import Attention
 from .casts import to

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor, like_strides
+from ..autograd.graph import Node, Tensor
+from ..autograd.strides import like_strides
 from ..basics.units import FP32, INT32, INT64
 from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
 from .function import custom, empty_like, new, raw_contiguous, unit_stride

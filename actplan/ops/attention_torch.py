@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..autograd.node import Node
-from ..autograd.tape import Tape
-from ..autograd.tensor import Shape, Tensor, matching_strides
+from ..autograd.graph import Node, Tape, Tensor
+from ..autograd.strides import Shape, matching_strides
 from ..basics.units import FP32, INT32, INT64
 from ..model import Attention
 from .attention import Attended, repeat_kv

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import overload
 
 from ..autograd.engine import cast as raw_cast
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor, preserved_strides
+from ..autograd.graph import Node, Tensor
+from ..autograd.strides import preserved_strides
 from ..basics.units import FP32, DType
 
 

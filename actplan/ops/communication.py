@@ -6,8 +6,8 @@ other's backward. NCCL reduces in place; gathers and scatters write a new tensor
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Shape, Tensor
+from ..autograd.graph import Node, Tensor
+from ..autograd.strides import Shape
 from .function import custom, new, raw_contiguous
 
 

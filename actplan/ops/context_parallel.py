@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor, like_strides
+from ..autograd.graph import Node, Tensor
+from ..autograd.strides import like_strides
 from ..basics.errors import InputError
 from ..basics.units import FP32, INT64, DType
 from ..model import Attention

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from ..basics.units import FP32
 from .casts import lowered
 from .elementwise import like, silu

@@ -6,8 +6,7 @@ CPU included, goes through `_dropout_impl`.
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from ..basics.units import BOOL
 from .elementwise import like, mul, raw_binary
 from .views import attach

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Tensor
 from .linear import bmm
 from .views import permute, reshape, squeeze, unsqueeze, view
 

@@ -6,8 +6,8 @@ torch/csrc/autograd/FunctionsManual.cpp of PyTorch 2.13. A formula's temporaries
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Shape, Tensor, preserved_strides
+from ..autograd.graph import Node, Tensor
+from ..autograd.strides import Shape, preserved_strides
 from ..basics.units import DType
 from .casts import raw_cast, widen, widened
 from .casts import to as to  # noqa: PLC0414  (every layer has it from here)

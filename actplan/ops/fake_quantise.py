@@ -6,8 +6,8 @@ torchao 0.18: quantization/quant_primitives.py (`_choose_qparams_affine`, `_quan
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Shape, Tensor
+from ..autograd.graph import Node, Tensor
+from ..autograd.strides import Shape
 from ..basics.units import FP32, INT32
 from .casts import to
 from .elementwise import add, mul, sub

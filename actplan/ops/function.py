@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..autograd.node import Node, Rule
-from ..autograd.tensor import Shape, Tensor, like_strides
+from ..autograd.graph import Node, Rule, Tensor
+from ..autograd.strides import Shape, like_strides
 from ..basics.units import DType
 
 Saves = Sequence[tuple[Tensor, str]]
@@ -42,5 +42,5 @@ def new(like: Tensor, shape: Shape, dtype: DType | None = None, op: str = "empty
 
 
 def empty_like(x: Tensor, op: str = "empty_like", dtype: DType | None = None) -> Tensor:
-    """`torch.empty_like(x)` of a kernel: in x's own layout where that is dense (`autograd.tensor.like_strides`)."""
+    """`torch.empty_like(x)` of a kernel: in x's own layout where that is dense (`autograd.strides.like_strides`)."""
     return x.tape.empty(x.shape, dtype or x.dtype, op, like_strides(x.shape, x.strides))

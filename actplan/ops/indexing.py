@@ -6,8 +6,8 @@ Backward formulas: tools/autograd/derivatives.yaml and torch/csrc/autograd/Funct
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Shape, Tensor
+from ..autograd.graph import Node, Tensor
+from ..autograd.strides import Shape
 from ..basics.units import INT64, DType
 from .views import attach
 

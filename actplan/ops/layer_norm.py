@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from ..basics.units import FP32
 from .casts import widen
 from .elementwise import add_scalar, mean_last, mul, rsqrt, square, sub, to

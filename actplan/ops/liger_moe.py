@@ -7,8 +7,7 @@ without.
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from .function import custom, new, raw_contiguous
 
 TILE = 64

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ..autograd.node import Edge, Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Edge, Node, Tensor
 from .casts import lowered
 from .elementwise import add
 from .views import attach, expand, raw_transpose, reshape, transpose, view

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from ..basics.units import FP32
 from ..model import Mamba2
 from .function import custom, new

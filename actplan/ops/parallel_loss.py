@@ -7,8 +7,7 @@ one number a row are functional and write new tensors.
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from ..basics.units import BOOL, FP32, INT64
 from .function import custom, new
 

@@ -5,8 +5,7 @@ Both functions keep what they keep on their context, where no hook sees it (`Tap
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from ..basics.units import BOOL, FP16, FP32, INT8, INT32
 from .function import custom, new, raw_contiguous
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from ..basics.units import FP32
 from .elementwise import add, mul, neg, to
 from .function import custom, new

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Tensor
 from .elementwise import add, mul, sub
 from .rope import Tables
 from .views import cat, narrow, slice_step, split, unsqueeze

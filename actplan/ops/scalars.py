@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from ..basics.units import BOOL, INT64
 from .casts import widened
 from .elementwise import raw_binary

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..autograd.node import Node
-from ..autograd.tensor import Shape, Tensor, like_strides
+from ..autograd.graph import Node, Tensor
+from ..autograd.strides import Shape, like_strides
 from ..basics.units import BOOL, FP32, INT64, UINT64
 from ..model import Attention
 from .attention import Attended, flash_gradients, repeat_kv, softmax

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Tensor
 from .attention import Attended, flash3_attention, repeat_kv, softmax
 from .dropout import dropout
 from .elementwise import add, mul_scalar, sub

@@ -6,8 +6,7 @@ trl/kernels/chunked_logprob.py of trl 1.16, ChunkedLogProbFunction, with its Tri
 
 from __future__ import annotations
 
-from ..autograd.node import Node
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Node, Tensor
 from ..basics.units import BOOL, FP32, DType
 from .function import custom, new
 

@@ -8,14 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ..autograd.node import Node, Rule
-from ..autograd.tensor import (
-    Shape,
-    Tensor,
-    contiguous_strides,
-    preserved_strides,
-    view_strides,
-)
+from ..autograd.graph import Node, Rule, Tensor
+from ..autograd.strides import Shape, contiguous_strides, preserved_strides, view_strides
 
 
 def _alias(x: Tensor, shape: Shape, strides: Shape, op: str, rule: Rule) -> Tensor:

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import msgspec
 
-from ..autograd.tape import StageTrace
+from ..autograd.stage_trace import StageTrace
 from .parameter import Parameter
 
 

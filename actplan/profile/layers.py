@@ -11,7 +11,7 @@ from itertools import accumulate
 import msgspec
 from msgspec.structs import replace
 
-from ..autograd.tape import SavedTensor
+from ..autograd.storage import SavedTensor
 from .ascent import Ascent
 from .chain import Chain, Stage
 from .lifetimes import Lifetimes, lifetimes, shared_sizes
@@ -33,7 +33,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
         flops: of one forward.
         passed: tables that a checkpoint which begins with it keeps among its inputs (GPT-2's mask).
         holds: what it holds of what layers share where it is stored; captured: what its checkpoint does (`lifetimes`).
-        reached: whether backward comes to it (`autograd.tape.StageTrace`).
+        reached: whether backward comes to it (`autograd.stage_trace.StageTrace`).
         held: bytes of it, where it keeps nothing, that live on while the next one runs forward.
         again: FLOPs that it runs again itself where it is stored: checkpoints of its own, a loss that makes its logits
             twice.
@@ -75,7 +75,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
 
     @property
     def pinned_bytes(self) -> int:
-        """Of what it saves, what no checkpoint drops and no backward lets go (`autograd.tape.Tape.hold`)."""
+        """Of what it saves, what no checkpoint drops and no backward lets go (`autograd.graph.Tape.hold`)."""
         return sum(row.nbytes * row.count for row in self.saved if row.stays)
 
     def shares(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from ..basics.allocator import rounded
 from .chain import Chain, Stage
 
 if TYPE_CHECKING:
-    from ..autograd.tape import SavedTensor
+    from ..autograd.storage import SavedTensor
     from ..stacks.transformers.model import Walk
 
 Sizes = Mapping[str, int]

@@ -12,8 +12,9 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from ..autograd.tape import SavedTensor, StageTrace
-from ..autograd.tensor import Tensor
+from ..autograd.graph import Tensor
+from ..autograd.stage_trace import StageTrace
+from ..autograd.storage import SavedTensor
 from ..basics.allocator import rounded
 from ..basics.units import FP32
 from ..model import Layer, Model

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..autograd import Tape
 from ..autograd.meter import Allocation
-from ..autograd.tape import SavedTensor
+from ..autograd.storage import SavedTensor
 from ..basics.errors import InputError
 from ..checkpointing import textbook
 from ..checkpointing.segmented import segmented

@@ -19,7 +19,7 @@ import pytest
 from cli_harness import CLEAN, COMMAND, actplan, refused, result
 
 from actplan import __version__
-from actplan.autograd.tensor import Storage
+from actplan.autograd.storage import Storage
 from actplan.basics.units import GIB
 
 SMALL = ("--preset", "llama-3.2-1b", "--set", "num_layers=4", "--seq", "1k")

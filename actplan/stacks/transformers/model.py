@@ -10,8 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from ...autograd import Tape, Tensor, backward, checkpoint
-from ...autograd.tape import OUTSIDE, StageTrace
-from ...autograd.tensor import Storage, contiguous_strides
+from ...autograd.bookkeeping import OUTSIDE
+from ...autograd.stage_trace import StageTrace
+from ...autograd.storage import Storage
+from ...autograd.strides import contiguous_strides
 from ...basics.allocator import rounded
 from ...basics.errors import InputError
 from ...basics.units import INT64

@@ -7,8 +7,8 @@ _DecoderOutputGradientBackProp; torchtitan/trainer.py, _forward_backward_body. L
 from __future__ import annotations
 
 from ....autograd import Tensor, backward
-from ....autograd.node import Node
-from ....autograd.tape import ACCUMULATE_FIRST, OUTSIDE
+from ....autograd.bookkeeping import OUTSIDE
+from ....autograd.graph import ACCUMULATE_FIRST, Node
 from ....basics.units import FP32, INT64
 from ....model import Model
 from ....ops import loss as losses

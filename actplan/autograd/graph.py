@@ -1,6 +1,7 @@
-"""One run of a model: counts its bytes, keeps its ledger, and hands out graph nodes.
+"""Tensors without numbers, the graph of what made them, and the tape that both belong to.
 
-A tape is all the state there is. Tensors know their tape, so op rules take tensors only.
+A tensor knows the node that made it and its tape, so that op rules take tensors only; a node keeps tensors; the tape
+makes both. The three refer to one another, and so they are one module.
 """
 
 from __future__ import annotations
@@ -8,24 +9,62 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
-
-import msgspec
 
 from ..basics.allocator import rounded
 from ..basics.units import DType
-from .meter import Meter
-from .node import Edge, Node, Rule
+from .bookkeeping import OUTSIDE, Bookkeeping
 from .selection import Output, Selection
-from .tensor import HELD, Shape, Storage, Tensor, contiguous_strides
-
-OUTSIDE = -1
-"""The stage of whatever belongs to no layer."""
+from .storage import Storage
+from .strides import Shape, contiguous_strides, is_contiguous
 
 
-def _everything(path: str) -> bool:
-    return True
+class Tensor:
+    """A view of a storage, and the place in the graph that made it."""
+
+    __slots__ = (
+        *("dtype", "has_base", "node", "output", "parameter", "requires_grad"),
+        *("shape", "storage", "strides", "tape"),
+    )
+
+    def __init__(
+        self,
+        tape: Tape,
+        shape: Shape,
+        strides: Shape,
+        dtype: DType,
+        storage: Storage,
+        node: Node | None = None,
+        output: int = 0,
+    ) -> None:
+        self.tape, self.shape, self.strides, self.dtype, self.storage = tape, shape, strides, dtype, storage
+        self.node, self.output = node, output
+        self.requires_grad = node is not None
+        self.parameter: str | None = None
+        self.has_base = False
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        return is_contiguous(self.shape, self.strides)
+
+    def alias(self) -> Tensor:
+        """Another tensor over the same storage, outside the graph (`detach`)."""
+        return Tensor(self.tape, self.shape, self.strides, self.dtype, self.storage)
+
+    def seen(self, shape: Shape, strides: Shape) -> Tensor:
+        """A view outside the graph. It holds its base, so that nothing is ever added to it in place
+        (torch/csrc/autograd/variable.h, DifferentiableViewMeta)."""
+        view = Tensor(self.tape, shape, strides, self.dtype, self.storage)
+        view.has_base = True
+        return view
+
+    def __repr__(self) -> str:
+        return f"Tensor({list(self.shape)}, {self.dtype}, {self.storage.module}:{self.storage.op})"
 
 
 class Handle(Protocol):
@@ -46,44 +85,58 @@ class Kept:
         return self.tensor
 
 
+Gradients = Sequence["Tensor | None"]
+Rule = Callable[["Node", list[Tensor]], Gradients]
+"""The backward formula: takes the node and its incoming gradients (never None: undefined ones are zeros that
+the rule's caller makes), allocates what the formula allocates, and returns one gradient an input."""
+
+
+class Edge(NamedTuple):
+    """Where a gradient goes, and what that tensor looked like (torch/csrc/autograd/input_metadata.h)."""
+
+    node: Node
+    output: int
+    shape: Shape
+    dtype: DType
+
+
+class Node:
+    """A backward node. `sequence` orders the engine: newest first, parameters before anything."""
+
+    __slots__ = ("edges", "extra", "held", "num_outputs", "op", "outputs", "rule", "saved", "sequence", "stage")
+
+    def __init__(self, op: str, rule: Rule, edges: tuple[Edge | None, ...], sequence: int, stage: int) -> None:
+        self.op, self.rule, self.edges, self.sequence, self.stage = op, rule, edges, sequence, stage
+        self.saved: list[Handle | None] = []
+        self.held: list[Kept] = []
+        self.outputs: list[tuple[Shape, DType]] = []
+        self.num_outputs = 1
+        self.extra: Any = None
+
+    def needs(self, i: int) -> bool:
+        """Whether input i wants a gradient."""
+        return self.edges[i] is not None
+
+    def unpack(self, i: int) -> Tensor:
+        """The i-th saved tensor, rebuilt where a checkpoint dropped it."""
+        handle = self.saved[i]
+        if handle is None:
+            raise LookupError(f"{self.op} did not save tensor {i}")
+        return handle.unpack()
+
+    def release(self) -> None:
+        """Let the saved tensors go, as the engine does after each node."""
+        self.saved = []
+
+
 class Hook(Protocol):
     """What happens to a tensor that an op saves (torch.autograd.graph.saved_tensors_hooks)."""
 
     def pack(self, tensor: Tensor, op: str, reason: str) -> Handle: ...
 
 
-class SavedTensor(msgspec.Struct):
-    """A row of the ledger: a distinct storage that autograd keeps, named after the first op that saves it."""
-
-    module: str
-    op: str
-    shape: Shape
-    dtype: str
-    nbytes: int
-    reason: str
-    stage: int
-    born: int
-    owner: str | None
-    count: int = 1
-    users: set[int] = msgspec.field(default_factory=set)
-    """The stages that save it, kept for shared tables only."""
-    holders: list[ref[Kept]] = msgspec.field(default_factory=list)
-    """Whoever saved it."""
-    packed: bool = False
-    """Whether an op has saved it."""
-    pinned: bool = False
-    """Whether a node holds it on itself until the graph is gone (`Tape.hold`)."""
-
-    @property
-    def is_held(self) -> bool:
-        """Whether a module holds it from step to step."""
-        return self.owner is not None and self.owner.startswith(HELD)
-
-    @property
-    def stays(self) -> bool:
-        """Whether the stage that made it pins it. A boundary that a stage pins, it keeps as any other, and leaves
-        behind as it leaves gradients (`autograd.engine`)."""
-        return self.pinned and self.born == self.stage
+def _everything(path: str) -> bool:
+    return True
 
 
 class Recorder:
@@ -97,72 +150,44 @@ class Recorder:
         if storage.owner is None or not storage.owner.startswith("parameter:"):
             storage.keep()
             kept = Kept(tensor.alias())
-            row = self.tape.enter(storage, tensor, op, reason)
+            row = self.tape.enter(storage, tensor.shape, tensor.dtype, op, reason)
             row.packed = True
             row.holders.append(ref(kept))
             return kept
         return Kept(tensor.alias())
 
 
-class Tape:
-    """See the module.
+class Tape(Bookkeeping):
+    """One run of a model: counts its bytes, keeps its ledger, and hands out graph nodes. It is all the state there is.
 
     Attributes:
-        meter: live and peak bytes.
-        ledger: the saved storages, in the order of their first saving.
-        flops: matrix products and attention of the forward run so far, and of replays apart.
         accumulated: the parameters whose gradients became their `.grad` so far, in order.
         autocast: the type that `torch.autocast` has matrix products run in, None outside of it (`ops.casts`).
         casts: the low-precision copies of weights that autocast remembers.
         trains: whether the parameter of a path gets a gradient.
-        outputs: what can be kept, in order of creation; a list put here is filled.
-        called: the paths of all modules that were run; a set put here is filled.
-        checkpoints, rebuilt_bytes: how many parts are checkpointed, and what the replay of each one allocated.
         parameters: path -> the parameter, in order of creation.
-        buffers: path -> stage and bytes (rounded) of what a module holds from step to step and is no parameter.
-        device: whose kernels save: what dropout and LayerNorm keep differs (`ops.dropout`, `ops.layer_norm`).
         postpones: whether weights' gradients are computed after the backward (`postpone`).
         postponed_bytes: what is kept for them (rounded).
         viewed: token ids and a mask of padding, where they count: the caller holds them through the step.
     """
 
     def __init__(self, *, photograph: int | None = None, in_place: bool = True) -> None:
-        self.meter = Meter(photograph)
-        self.ledger: list[SavedTensor] = []
-        self.flops = self.replayed_flops = 0
-        self.selection: Selection | None = None
-        self.outputs: list[Output] | None = None
-        self.called: set[str] | None = None
-        self.checkpoints = 0
-        self.rebuilt_bytes: dict[int, int] = {}
+        super().__init__(photograph=photograph)
+        self.selection: Selection[Kept] | None = None
         self.accumulated: list[Tensor] = []
         self.parameters: dict[str, Tensor] = {}
-        self.buffers: dict[str, tuple[int, int]] = {}
         self.accumulators: dict[str, Node] = {}
         self.autocast: DType | None = None
         self.casts: dict[str | int, Tensor] = {}
         self._autocast_depth = 0
         self.in_place = in_place
         self.trains: Callable[[str], bool] = _everything
-        self.device = "cpu"
         self.viewed: list[Tensor] = []
         self.postpones = False
         self.postponed_bytes = 0
         self._postponed: dict[int, Tensor] = {}
-        self.path = ""
-        self.stage = OUTSIDE
-        self.repeat = 1
         self._sequence = 0
         self._hooks: list[Hook] = [Recorder(self)]
-
-    @property
-    def replaying(self) -> bool:
-        """Whether a checkpointed part is being run again."""
-        return self.meter.replaying
-
-    @replaying.setter
-    def replaying(self, value: bool) -> None:
-        self.meter.replaying = value
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -183,7 +208,7 @@ class Tape:
         wanted = selection is not None and selection.wants(family, self.path)
         if wanted and self.replaying:
             assert selection is not None
-            return selection.take().alias()
+            return selection.take().tensor.alias()
         self.count_flops(flops)
         out = self.empty(shape, dtype, op, strides)
         if self.outputs is not None:
@@ -199,7 +224,7 @@ class Tape:
         """An output that a selection keeps, in the ledger."""
         out.storage.keep()
         kept = Kept(out.alias())
-        row = self.enter(out.storage, out, op, "an output that selective checkpointing keeps")
+        row = self.enter(out.storage, out.shape, out.dtype, op, "an output that selective checkpointing keeps")
         row.holders.append(ref(kept))
         return kept
 
@@ -214,10 +239,6 @@ class Tape:
             found.requires_grad = self.trains(path)
             self.parameters[path] = found
         return found
-
-    def buffer(self, name: str, numel: int, dtype: DType) -> None:
-        """The running module has a buffer of that name, which no op here reads."""
-        self.buffers[f"{self.path}.{name}"] = self.stage, rounded(numel * dtype.itemsize)
 
     def quantised(self, path: str, shape: Shape, dtype: DType, nbytes: int) -> Tensor:
         """A frozen parameter of that shape that is stored in `nbytes` and dequantised to `dtype`."""
@@ -267,28 +288,9 @@ class Tape:
         if self.replaying or (tensor.storage.owner or "").startswith("parameter:"):
             return
         tensor.storage.keep()
-        row = self.enter(tensor.storage, tensor, node.op, reason)
+        row = self.enter(tensor.storage, tensor.shape, tensor.dtype, node.op, reason)
         row.pinned = True
         row.holders.append(ref(kept))
-
-    def enter(self, storage: Storage, tensor: Tensor, op: str, reason: str) -> SavedTensor:
-        """Write a storage into the ledger, unless it is there; its row."""
-        if storage.row is not None:
-            storage.row.users.add(self.stage)
-            return storage.row
-        row = SavedTensor(
-            self.path, op, tensor.shape, tensor.dtype.name, storage.nbytes, reason, self.stage,
-            storage.stage, storage.owner, storage.repeat,
-        )  # fmt: skip
-        row.users.add(self.stage)
-        storage.row = row
-        self.ledger.append(row)
-        return row
-
-    def settle(self, first: int = 0) -> None:
-        """From the row numbered `first` on: what was saved for a graph that nobody holds any more is not kept."""
-        rows = [row for row in self.ledger[first:] if any(holder() is not None for holder in row.holders)]
-        self.ledger[first:] = rows
 
     @contextmanager
     def autocasting(self, dtype: DType | None) -> Iterator[None]:
@@ -306,15 +308,6 @@ class Tape:
             self._autocast_depth -= 1
             if not self._autocast_depth:
                 self.casts.clear()
-
-    @contextmanager
-    def folded(self, times: int) -> Iterator[None]:
-        """Inside runs one step of a loop in place of `times` equal ones: what it saves counts that often."""
-        before, self.repeat = self.repeat, times
-        try:
-            yield
-        finally:
-            self.repeat = before
 
     @contextmanager
     def hook(self, hook: Hook) -> Iterator[None]:
@@ -340,56 +333,6 @@ class Tape:
             if storage.owner is None:
                 self.postponed_bytes += rounded(storage.nbytes) * storage.repeat
 
-    # --- accounting -------------------------------------------------------------------------------------------
-
-    def count_flops(self, flops: int) -> None:
-        """FLOPs of a forward op: into the run, or into the replay that is going on."""
-        if self.replaying:
-            self.replayed_flops += flops * self.repeat
-        else:
-            self.flops += flops * self.repeat
-
-    def count_again(self, flops: int) -> None:
-        """FLOPs that a backward formula spends on what the forward had computed before."""
-        self.replayed_flops += flops * self.repeat
-
-
-class StageTrace(msgspec.Struct):
-    """What one stage (embedding, a layer, the head) did to memory; bytes, absolute unless said otherwise."""
-
-    forward_start: int = 0
-    forward_end: int = 0
-    forward_peak: int = 0
-    forward_event: int = 0
-    backward_start: int = 0
-    backward_end: int = 0
-    backward_peak: int = 0
-    backward_event: int = 0
-    flops: int = 0
-    replayed_flops: int = 0
-    replay: list[int] = []
-    """The highest points of its replay, and of its backward otherwise, between the gradients that are accumulated in it
-    (`Meter.accumulated`)."""
-    plain: list[int] = []
-    plain_before: list[int] = []
-    """As `plain` where layers below still hold the tables that are made once for all (`Meter.gone`)."""
-    lows: list[int] = []
-    """What is allocated right after each of them."""
-    formed: list[Tensor] = []
-    """The parameters whose gradients are accumulated in its forward."""
-    accumulated: list[Tensor] = []
-    """The parameters whose gradients are accumulated in its backward, in order."""
-    rebuilt: int = 0
-    """Bytes that the replays in its backward allocate."""
-    postponed: int = 0
-    """Bytes kept for weights' gradients that are computed later."""
-    held: int = 0
-    """Bytes of what the model's loop still holds of it, saved by nothing, while the next stage runs forward."""
-    captured: dict[str, int] = {}
-    """Bytes of what its checkpoint keeps alive of what layers share, by name (`lifetimes`)."""
-    reached: bool = False
-    """Whether backward comes to it: something in it or below it is trained."""
-
 
 ACCUMULATE_FIRST = 1 << 62
 """AccumulateGrad runs before anything else that is ready (its sequence number is the largest there is)."""
@@ -408,6 +351,3 @@ def _accumulate(node: Node, grads: list[Tensor]) -> tuple[()]:
         # a leaf that is no parameter holds its gradient as long as the graph holds the leaf
         node.extra = (leaf, grads[0])
     return ()
-
-
-__all__ = ["Handle", "Hook", "Kept", "SavedTensor", "StageTrace", "Tape"]
