@@ -8,12 +8,12 @@ from msgspec import UNSET
 
 from .checkpointing import textbook
 from .checkpointing.accounting import autograd, compared, peak
+from .checkpointing.ledger import at_peak, layer_bar, ledger
 from .checkpointing.residual import residual
 from .checkpointing.segmented import segmented, subject
 from .checkpointing.table import Table
 from .model import Model
 from .notes import estimate as notes
-from .profile.rows import at_peak, layer_bar, ledger
 from .report import (
     Checkpointed,
     Estimates,

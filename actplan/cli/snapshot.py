@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def show(path: str, model: ModelOptions, run: RunOptions, budget: BudgetOptions, output: OutputOptions) -> int:
     """The peaks of a snapshot; where a model is named, the budget of its run too, and how far they are apart."""
-    from ..render import trace as view
     from ..report import SCHEMA_VERSION
     from ..trace import read_snapshot
+    from ..trace import views as view
 
     peaks = read_snapshot(path)
     found: dict[str, Any] = {

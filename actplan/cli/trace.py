@@ -182,8 +182,8 @@ def show(ledger: Ledger, settings: Run, source: str, output: OutputOptions, budg
 
 def _traced(source: str, options: TraceOptions, output: OutputOptions) -> int:
     """The whole model, as it is, at this size."""
-    from ..render import trace as view
     from ..trace import trace_model
+    from ..trace import views as view
 
     report = view.report(trace_model(source, options), options)
     output.emit(report, lambda: view.blocks(report), lambda: view.sheet(report))
@@ -196,7 +196,7 @@ def _language_model(settings: Run, run: RunOptions, num_layers: int) -> TraceOpt
 
 
 def _compare(model: ModelOptions, run: RunOptions, output: OutputOptions) -> int:
-    from ..render import trace as view
+    from ..trace import views as view
     from .comparison import comparison
 
     planned = model.load()

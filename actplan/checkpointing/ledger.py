@@ -1,4 +1,4 @@
-"""Every saved tensor and why it is kept; what is alive at the peak; the widest tensors of a layer."""
+"""Every saved tensor of a run and why it is kept; what is alive at the peak; the widest tensors of a layer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ..autograd import Tape
 from ..autograd.meter import Allocation
 from ..autograd.storage import SavedTensor
 from ..basics.errors import InputError
-from ..checkpointing import textbook
-from ..checkpointing.segmented import segmented
 from ..model import Layer, Model
 from ..report import LedgerRow, Peak, PeakRow
 from ..stacks.transformers.model import Walk, walk
 from ..training import Run
+from . import textbook
+from .segmented import segmented
 
 
 def ledger(model: Model, run: Run, *, layer: int | None = None, kind: str | None = None) -> tuple[LedgerRow, ...]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..render.blocks import Block, Column, Line, Note, Table
+from ..render.csv import Sheet
+from ..render.numbers import gib, whole
 from ..report import SCHEMA_VERSION
-from .blocks import Block, Column, Line, Note, Table
-from .csv import Sheet
-from .numbers import gib, whole
-
-if TYPE_CHECKING:
-    from ..trace import TraceOptions, TraceResult
+from .options import TraceOptions
+from .result import TraceResult
 
 Found = Mapping[str, Any]
 
