@@ -1,4 +1,4 @@
-"""Files as text, JSON or YAML, read strictly: bounded in size and depth, a key given twice is an error.
+"""Files as text or JSON, read strictly (YAML: `strict_yaml`): bounded in size and depth, a key given twice is an error.
 
 Every failure is an `InputError` that names the file and, where there is one, the line.
 """
@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import InputError
-from .limits import MAX_DEPTH
 
 MAX_FILE_BYTES = 16 << 20
+MAX_DEPTH = 100
+"""Mappings and lists within one another."""
+MAX_DIGITS = 100
+"""Decimal digits of one whole number."""
 
 
 def read_text(path: str | Path, *, limit: int = MAX_FILE_BYTES) -> str:
@@ -57,13 +60,6 @@ def read_json(path: str | Path) -> object:
     return parse_json(read_text(path), short_path(path))
 
 
-def read_yaml(path: str | Path) -> object:
-    """The file's YAML value, by YAML 1.2's core schema (`no` and `on` are words, `1e-5` is a number)."""
-    from .strict_yaml import MAX_YAML_BYTES, parse_yaml
-
-    return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), short_path(path))
-
-
 def parse_json(text: str, where: str) -> object:
     """The JSON value in `text`; `where` names it in messages."""
     import json
@@ -106,3 +102,14 @@ def _children(value: object) -> Iterator[object]:
         yield from value.values()
     elif isinstance(value, list):
         yield from value
+
+
+def whole_number(digits: str, where: str) -> int:
+    """Read decimal digits as an integer.
+
+    Raises:
+        InputError: more than `MAX_DIGITS`, which Python is slow to convert.
+    """
+    if len(digits) > MAX_DIGITS:
+        raise InputError(f"a number of {len(digits):,} digits is too large", where=where)
+    return int(digits)

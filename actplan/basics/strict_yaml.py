@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .errors import InputError
-from .limits import MAX_DEPTH, whole_number
+from .files import MAX_DEPTH, read_text, short_path, whole_number
 
 if TYPE_CHECKING:
     import yaml
@@ -39,6 +40,11 @@ def plain_value(text: str, where: str) -> object:
     if _INT.match(text):
         return whole_number(text, where)
     return float(text) if _FLOAT.match(text) else text
+
+
+def read_yaml(path: str | Path) -> object:
+    """The file's YAML value, by YAML 1.2's core schema (`no` and `on` are words, `1e-5` is a number)."""
+    return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), short_path(path))
 
 
 def parse_yaml(text: str, where: str) -> object:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ..basics.errors import InputError
-from ..basics.files import read_yaml
+from ..basics.strict_yaml import read_yaml
 from ..basics.units import MIB
 from ..model.reading.sources import presets_folder
 
