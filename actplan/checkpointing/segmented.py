@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +22,6 @@ from ..profile.layers import LayerProfile, ModelProfile
 from ..profile.lifetimes import Lifetimes, fitted
 from ..profile.measured import profile
 from ..profile.schedule import with_segments
-from ..profile.selective import Menus, menus
 from ..report import OutsideLayers, OutsideWithLosses
 from ..stacks.transformers.model import uncrossed
 from ..stacks.transformers.names import outside_parts
@@ -37,6 +37,9 @@ from ..training.policies import (
     kept_outputs,
     recomputed_parts,
 )
+
+if TYPE_CHECKING:
+    from ..profile.selective import Menus
 
 
 class Subject:
@@ -76,6 +79,8 @@ class Subject:
     @property
     def menus(self) -> Menus:
         """What checkpointed layers may keep."""
+        from ..profile.selective import menus
+
         return menus(self.model, self.plain_run)
 
     @cached_property
