@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from helpers import message
 
-from actplan.basics.files import MAX_FILE_BYTES
-from actplan.model import reading as load
+from actplan.basics.files import MAX_FILE_BYTES, read_json, read_text
+from actplan.basics.strict_yaml import read_yaml
 
 
 def written(folder: Path, data: bytes) -> str:
@@ -38,23 +38,23 @@ def written(folder: Path, data: bytes) -> str:
 )
 def test_refused(tmp_path: Path, data: bytes, said: str) -> None:
     path = written(tmp_path, data)
-    text = message(load.read_json, path)
+    text = message(read_json, path)
     assert text.startswith(path)
     assert said in text
 
 
 def test_read(tmp_path: Path) -> None:
-    assert load.read_json(written(tmp_path, b'\xef\xbb\xbf{"a": [1, 2.5, null, NaN]}')) is not None
-    assert load.read_yaml(written(tmp_path, "a: é".encode())) == {"a": "é"}
+    assert read_json(written(tmp_path, b'\xef\xbb\xbf{"a": [1, 2.5, null, NaN]}')) is not None
+    assert read_yaml(written(tmp_path, "a: é".encode())) == {"a": "é"}
 
 
 def test_missing_folder_and_unreadable(tmp_path: Path) -> None:
-    assert "no such file" in message(load.read_text, tmp_path / "nothing")
-    assert "directory" in message(load.read_text, tmp_path)
-    assert "cannot be read" in message(load.read_text, "a\0b")
-    assert "cannot be read" in message(load.read_text, "a" * 5000)
+    assert "no such file" in message(read_text, tmp_path / "nothing")
+    assert "directory" in message(read_text, tmp_path)
+    assert "cannot be read" in message(read_text, "a\0b")
+    assert "cannot be read" in message(read_text, "a" * 5000)
     path = tmp_path / "locked"
     path.write_text("{}")
     path.chmod(0)
     if os.geteuid() != 0:
-        assert "cannot be read" in message(load.read_text, path)
+        assert "cannot be read" in message(read_text, path)
