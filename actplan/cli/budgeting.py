@@ -219,11 +219,9 @@ def _zeroed(options: BudgetOptions) -> bool:
 
 def _sharding(sharding: Sharding, options: BudgetOptions) -> Sharding:
     """FSDP as the options have it."""
-    from ..training.sharding import Fsdp
-
     if options.reshard is None and options.replicas is None:
         return sharding
-    if not isinstance(sharding, Fsdp):
+    if not sharding.reshards:
         raise InputError("only FSDP reshards", where="--reshard" if options.reshard else "--replicas", allowed="fsdp")
     if options.reshard is not None and options.reshard not in RESHARD:
         word = options.reshard[:64]
@@ -231,7 +229,7 @@ def _sharding(sharding: Sharding, options: BudgetOptions) -> Sharding:
     changes: dict[str, object] = {} if options.reshard is None else {"reshard": options.reshard}
     if options.replicas is not None:
         changes["replicas"] = parse_count(options.replicas, "--replicas")
-    return dataclasses.replace(sharding, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(sharding, **changes)
 
 
 def target_of(options: BudgetOptions, gpu: Gpu | None) -> Target | None:

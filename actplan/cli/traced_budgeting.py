@@ -69,12 +69,10 @@ class _Traced:
     """A ledger under any run, for a verdict to try changes on."""
 
     def __init__(self, ledger: Ledger, job: Job) -> None:
-        from ..training.sharding import MegatronDdp, Zero
+        from ..memory.sharding import strategy_of
 
         self.ledger = ledger
-        # DeepSpeed and Megatron-Core lay their buffers over every parameter that may be trained; torch's optimizers
-        # make a state where there is a gradient
-        self.idle_trained = isinstance(job.recipe.sharding, (MegatronDdp, Zero))
+        self.idle_trained = strategy_of(job.recipe).holds_idle
 
     def under(self, run: Run) -> tuple[TracedBody, TracedSegments]:
         from ..traced.body import TracedBody

@@ -16,9 +16,10 @@ from ..profile.schedule import with_segments
 from ..stacks.transformers.model import uncrossed
 from ..training.policies import Keeps, Layers, Segment, kept_outputs, recomputed_parts
 from ..training.recipes import Recipe
-from .growth import Added, Grown, Growth, growth_of
+from .growth import Added, Grown, Growth
 from .job import Job
 from .pipeline_stages import Body, StagePlan
+from .sharding import strategy_of
 from .states import units_of
 
 
@@ -76,7 +77,7 @@ class Chunk:
         x_out = 0 if self.head else whole.boundary(upper + 1)
         part = replace(whole, stages=whole.stages[lower : upper + 1], x_out=x_out)
         units = units_of(body.profile)[lower : upper + 1]
-        growth = growth_of(profiles, units, recipe, body.run.mesh, first_step=first_step)
+        growth = strategy_of(recipe, body.run.mesh).growth(profiles, units, first_step=first_step)
         self.waiting = 0 if growth.kept else waiting  # beside gradients that are allocated throughout it is a transient
         ascents = body.ascents({layer + first: words for layer, words in keeps.items()})
         self.grown = _grown(part, profiles, growth, {i - lower + 1: one for i, one in ascents.items()})

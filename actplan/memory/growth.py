@@ -7,6 +7,7 @@ How large each of them is from then on, and what else is allocated at that momen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -14,21 +15,31 @@ from msgspec.structs import replace
 from ..profile.ascent import Ascent
 from ..profile.chain import Choice, Stage
 from ..profile.layers import LayerProfile
-from ..training.mesh import Mesh
+from ..profile.parameter import Parameter
 from ..training.recipes import Recipe
-from ..training.sharding import Fsdp
-from .fsdp import Held
-from .states import (
-    Gathering,
-    fsdp_of,
-    gradient_bytes,
-    gradients_on_host,
-    gradients_stay,
-    state_bytes,
-    stepped_bytes,
-    whole_gradient,
-)
-from .units import Unit
+
+
+class Sizes(Protocol):
+    """How large the gradient and the states of a parameter are on one rank (`actplan.memory.sharding` knows)."""
+
+    recipe: Recipe
+
+    @property
+    def gradients_stay(self) -> bool:
+        """Whether gradients are allocated all through a step."""
+
+    @property
+    def gradients_on_host(self) -> bool:
+        """Whether gradients leave the device as soon as they are reduced."""
+
+    def gradient_bytes(self, p: Parameter) -> int:
+        """Bytes of its gradient once it is accumulated."""
+
+    def state_bytes(self, p: Parameter) -> int:
+        """Bytes that the optimizer keeps of it once it has stepped."""
+
+    def stepped_bytes(self, p: Parameter) -> int:
+        """Bytes of the optimizer's temporaries while it steps on it alone."""
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -77,13 +88,14 @@ class Grown(msgspec.Struct, frozen=True):
 class Growth:
     """The gradients of a recipe that grow from stage to stage, or are stepped on as soon as they are there.
 
-    states: the optimizer's, of one parameter, where they grow too: in the first step of one that steps in backward.
+    kept: whether they do not grow, because they are allocated throughout or leave the device.
+    growing: whether the optimizer's states do, in the first step of one that steps in backward.
     """
 
-    def __init__(self, recipe: Recipe, mesh: Mesh, *, first_step: bool = False) -> None:
-        self.recipe, self.mesh = recipe, mesh
-        self.growing = first_step and recipe.optimizer_in_backward
-        self.kept = gradients_stay(recipe, mesh) or gradients_on_host(recipe)
+    def __init__(self, of: Sizes, *, first_step: bool = False) -> None:
+        self.of, self.recipe = of, of.recipe
+        self.growing = first_step and self.recipe.optimizer_in_backward
+        self.kept = of.gradients_stay or of.gradients_on_host
 
     def key(self, i: int) -> object:
         """What tells two stages apart that are otherwise alike."""
@@ -135,11 +147,11 @@ class Growth:
         """Bytes of the gradients that are there from its forward on."""
         if self.kept:
             return 0
-        return sum(gradient_bytes(p, self.recipe, self.mesh) for p in profile.formed)
+        return sum(self.of.gradient_bytes(p) for p in profile.formed)
 
     def states(self, ascent: Ascent) -> list[int]:
         """Bytes of what the optimizer keeps for each gradient from when it has stepped on it."""
-        return [state_bytes(p, self.recipe, self.mesh) if self.growing else 0 for p in ascent.gradients]
+        return [self.of.state_bytes(p) if self.growing else 0 for p in ascent.gradients]
 
     def is_pooled(self, i: int) -> bool:
         """Whether what is left of stage i lies in another stream's pool."""
@@ -149,7 +161,7 @@ class Growth:
         """Bytes of each gradient from when it is accumulated; none where all are allocated throughout."""
         if self.kept:
             return [0] * len(ascent.gradients)
-        return [gradient_bytes(p, self.recipe, self.mesh) for p in ascent.gradients]
+        return [self.of.gradient_bytes(p) for p in ascent.gradients]
 
     def forward(self, i: int) -> Added:
         """While stage i runs forward."""
@@ -179,83 +191,10 @@ class Growth:
         lows, kept = ascent.lows or (0,) * len(ascent.gradients), 0
         for p, low, own in zip(ascent.gradients, lows, states, strict=True):
             kept += own
-            workspace = stepped_bytes(p, self.recipe, self.mesh) + kept
-            added = Added(gradient_bytes(p, self.recipe, self.mesh), workspace=workspace)
+            workspace = self.of.stepped_bytes(p) + kept
+            added = Added(self.of.gradient_bytes(p), workspace=workspace)
             points.append(Point(transient - low + added.total, added))
-        return _top(points)
-
-
-class FsdpGrowth(Growth):
-    """Units that are gathered, and whole gradients until they are reduced: each layer's when its backward is through,
-    the root's (embedding, final norm, head) when all is."""
-
-    def __init__(
-        self, profiles: Sequence[LayerProfile], units: Sequence[Unit], recipe: Recipe, sharding: Fsdp, mesh: Mesh
-    ) -> None:
-        super().__init__(recipe, mesh)
-        self.units = units
-        self.gathering = Gathering(units, recipe, sharding, mesh)
-        roots = [one for one, unit in zip(profiles, units, strict=True) if unit.kind != "layer"]
-        self.root_whole = sum(sum(self.sizes(one.ascent)) + self.formed(one) for one in roots)
-        # a tied embedding's first gradient, which the head leaves waiting for the second
-        self.waiting = profiles[-1].stage.g - profiles[-1].owed if units[0].kind == "embedding" else 0
-
-    def left(self, i: int, profile: LayerProfile) -> int:
-        if self.units[i].kind != "layer":
-            return sum(self.sizes(profile.ascent))
-        return 0 if self.kept or self.recipe.optimizer_in_backward else self.gathering.groups[i].shard
-
-    def formed(self, profile: LayerProfile) -> int:
-        return sum(whole_gradient(p, self.recipe) for p in profile.formed)
-
-    def key(self, i: int) -> object:
-        return i
-
-    def is_pooled(self, i: int) -> bool:
-        return self.units[i].kind == "layer"
-
-    def sizes(self, ascent: Ascent) -> list[int]:
-        return [whole_gradient(p, self.recipe) for p in ascent.gradients]
-
-    def forward(self, i: int) -> Added:
-        return _held(self.gathering.forward(i))
-
-    def beginning(self, i: int) -> Added:
-        return _held(self.gathering.opening(i))
-
-    def highest(self, i: int, transient: int, ascent: Ascent) -> Point:
-        held = self.gathering.backward(i)
-        more, gradients = ascent.beside(self.sizes(ascent))
-        return Point(transient + more + held.nbytes, _held(held, gradients))
-
-    def backward(self, i: int, stage: Stage, transient: int, ascent: Ascent, above: int) -> Point:
-        points, whole, layer = (
-            [self.highest(i, transient, ascent)],
-            sum(self.sizes(ascent)),
-            self.units[i].kind == "layer",
-        )
-        live, own, left = stage.x - above, self.gathering.groups[i], whole
-        if layer:
-            closing = self.gathering.closing(i)
-            points.append(_at(live, whole, closing))
-            points.append(_at(live, own.shard, closing, pooled=own.shard, workspace=self.stepping(ascent)))
-            left = 0 if self.kept else own.shard
-        root, end = self.gathering.root, self.gathering.end()
-        if i == 0 and root.reduced:
-            rest = self.root_whole - (0 if layer else whole)
-            live -= self.waiting
-            points.append(_at(live, left, end))
-            kept = 0 if self.recipe.buffered else root.last
-            step = self.stepping(ascent)
-            reduced = (left if layer else 0) + kept + root.shard - rest
-            points.append(_at(live, reduced, end, pooled=root.shard, workspace=step))
-        return _top(points)
-
-    def stepping(self, ascent: Ascent) -> int:
-        """The optimizer's temporaries, where it steps on each shard as soon as it is reduced."""
-        if not self.recipe.optimizer_in_backward:
-            return 0
-        return max((stepped_bytes(p, self.recipe, self.mesh) for p in ascent.gradients), default=0)
+        return highest_of(points)
 
 
 def _with_gradients(point: Point, size: int) -> Point:
@@ -264,17 +203,8 @@ def _with_gradients(point: Point, size: int) -> Point:
     return Point(point.height + size, added)
 
 
-def _held(held: Held, gradients: int = 0) -> Added:
-    return Added(gradients, held.nbytes, pooled=held.pooled)
-
-
-def _at(live: int, gradients: int, held: Held, *, pooled: int = 0, workspace: int = 0) -> Point:
-    """A point with this alive beside the gradients and what is held."""
-    added = Added(gradients, held.nbytes, workspace, held.pooled + pooled)
-    return Point(live + added.total, added)
-
-
-def _top(points: Sequence[Point]) -> Point:
+def highest_of(points: Sequence[Point]) -> Point:
+    """Give the highest of some points of one phase."""
     return max(points, key=lambda point: point.height)
 
 
@@ -282,13 +212,3 @@ def _grown_choice(choice: Choice, forward: Added, point: Point, left: int) -> Ch
     if not choice.backward:
         return choice
     return replace(choice, need=choice.need + forward.held, backward=point.height - left)
-
-
-def growth_of(
-    profiles: Sequence[LayerProfile], units: Sequence[Unit], recipe: Recipe, mesh: Mesh, *, first_step: bool
-) -> Growth:
-    """How a recipe grows the stages of a chunk that holds these units."""
-    sharding = fsdp_of(recipe)
-    if sharding is None:
-        return Growth(recipe, mesh, first_step=first_step)
-    return FsdpGrowth(profiles, units, recipe, sharding, mesh)

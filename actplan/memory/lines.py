@@ -19,6 +19,8 @@ MOMENTS: tuple[Moment, ...] = ("loss", "layers", "end")
 PHASES: tuple[Phase, ...] = ("forward_loss", "backward", "optimizer_step", "after_step")
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "workspace", "communication")
 ALWAYS: frozenset[Phase] = frozenset(PHASES)
+GATHERED: frozenset[Phase] = frozenset(("forward_loss", "backward"))
+"""When weights are gathered for use."""
 DURING_BACKWARD: frozenset[Phase] = frozenset(("backward",))
 AT_STEP: frozenset[Phase] = frozenset(("optimizer_step",))
 GRADIENTS: frozenset[Phase] = frozenset(("backward", "optimizer_step", "after_step"))

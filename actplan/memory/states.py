@@ -7,31 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 from ..basics.allocator import rounded
 from ..basics.errors import InputError
-from ..basics.units import FP32, INT64
+from ..basics.units import INT64
 from ..profile.layers import ModelProfile
-from ..profile.parameter import Parameter
 from ..training.mesh import Mesh
-from ..training.optimizers import SCALAR, AdamW, Stepped
+from ..training.optimizers import SCALAR, AdamW
 from ..training.recipes import Recipe
-from ..training.sharding import Ddp, Fsdp, MegatronDdp, Zero
-from .buffers import communication, pipeline_buffers, pools
-from .fsdp import Gathering, fsdp_of
+from .buffers import pipeline_buffers
 from .lines import (
     ALWAYS,
     AT_STEP,
     CATEGORIES,
     DURING_BACKWARD,
-    GRADIENTS,
     PHASES,
     Category,
     Line,
     Phase,
     States,
 )
-from .shards import Piece, bucket_padding, padded, piece, pieces, stored_dtype
+from .sharding import Strategy, strategy_of
+from .shards import Piece, stepped
 from .units import PipelineSplit, Unit, chunk_layers, stage_chunks, units_of
 
 _QUANTISED_SOURCE = {
@@ -60,22 +58,23 @@ def states(
     units = units_of(model) if isinstance(model, ModelProfile) else tuple(model)
     chunks = stage_chunks(units, mesh, stage, split)
     own = tuple(chain.from_iterable(chunks))
-    held = [piece for unit in own for piece in pieces(unit, recipe, mesh)]
-    padding = bucket_padding(chunks, recipe, mesh, stage == 0)
+    strategy = strategy_of(recipe, mesh)
+    held = [piece for unit in own for piece in strategy.pieces(unit)]
+    padding = strategy.padding(chunks, first_stage=stage == 0)
     lines = [
         *_parameters(held, recipe, padding),
-        *_gradients(own, held, recipe, mesh, padding),
-        *_optimizer(held, recipe),
+        *_gradients(own, held, strategy, padding),
+        *_optimizer(held, strategy),
         *_loss_scale(recipe),
-        *communication(own, recipe, mesh),
+        *strategy.communication(own),
     ]
     if mesh.pp > 1:
         lines.extend(pipeline_buffers(boundary_bytes, mesh.vpp, stage == 0))
-    tensors = _stepped(held, recipe)
+    tensors = stepped(held, recipe)
     paged = 0 if recipe.offload.optimizer else recipe.optimizer.paged_bytes(tensors)
     shards = sum(line.nbytes for line in lines if line.category == "gradients" and line.own_pool)
-    streams = pools(own, recipe, mesh, shards)
-    return States(tuple(line for line in lines if line.nbytes), _host_bytes(held, recipe), paged, streams)
+    streams = strategy.pools(own, shards)
+    return States(tuple(line for line in lines if line.nbytes), _host_bytes(held, strategy), paged, streams)
 
 
 def step_lines(tokens: int, buffers: int, *, viewed: bool = False) -> list[Line]:
@@ -98,9 +97,8 @@ def _parameters(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Lin
     trained = sum(p.weight_bytes for p in held if p.parameter.trainable)
     if not recipe.offload.parameters:
         reason = f"trained weights in {recipe.weights}"
-        extra = padding * recipe.weights.itemsize if isinstance(recipe.sharding, MegatronDdp) else 0
-        extra = extra if not _fully_sharded(recipe) else 0
-        lines.append(Line("parameters", "weights", trained + extra, ALWAYS, reason, recipe.source))
+        size = trained + padding * recipe.weights.itemsize
+        lines.append(Line("parameters", "weights", size, ALWAYS, reason, recipe.source))
     lines.extend(_frozen(held, recipe))
     if recipe.autocast_cache:
         copies = sum(p.weight * recipe.compute.itemsize for p in held if _is_cast(p, recipe))
@@ -108,10 +106,6 @@ def _parameters(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Lin
         during = frozenset[Phase](("forward_loss", "backward"))
         lines.append(Line("parameters", "autocast copies", copies, during, reason, "aten/src/ATen/autocast_mode.cpp"))
     return lines
-
-
-def _fully_sharded(recipe: Recipe) -> bool:
-    return isinstance(recipe.sharding, MegatronDdp) and recipe.sharding.full_shard
 
 
 def _is_cast(piece: Piece, recipe: Recipe) -> bool:
@@ -142,30 +136,21 @@ def _frozen(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
     return lines
 
 
-def _gradients(own: Sequence[Unit], held: Sequence[Piece], recipe: Recipe, mesh: Mesh, padding: int) -> list[Line]:
-    sizes = [_gradient_bytes(p, recipe) for p in held]
-    if gradients_on_host(recipe):
+def _gradients(own: Sequence[Unit], held: Sequence[Piece], strategy: Strategy[Any], padding: int) -> list[Line]:
+    recipe = strategy.recipe
+    if strategy.gradients_on_host:
         return []  # each is copied to the host as soon as it is reduced
     if recipe.optimizer_in_backward:
         reason = "one gradient at a time: each is stepped on and freed in its accumulation hook"
         source = "torch.Tensor.register_post_accumulate_grad_hook"
-        largest = max(sizes, default=0)
+        largest = max(map(strategy.piece_gradient_bytes, held), default=0)
         moving = DURING_BACKWARD
         return [Line("gradients", "gradient in use", largest, DURING_BACKWARD, reason, source, moving=moving)]
-    divided, kept = fsdp_of(recipe), gradients_stay(recipe, mesh)
-    if isinstance(recipe.sharding, Fsdp) and divided is not None:
-        sizes = [one.shard for one in Gathering(own, recipe, divided, mesh).groups]
-    phases = ALWAYS if kept else GRADIENTS
-    if isinstance(recipe.sharding, Zero):
-        phases = phases - {"after_step"}  # DeepSpeed frees its averaged gradients in the step
-    pool = isinstance(recipe.sharding, Fsdp)
-    extra = 0 if _fully_sharded(recipe) else padding * recipe.gradients.itemsize
+    size = strategy.gradients_total(own, held) + padding * recipe.gradients.itemsize
     reason = f"gradients in {recipe.gradients}" + (", in one buffer throughout the run" if recipe.buffered else "")
-    moving = frozenset[Phase]() if kept else DURING_BACKWARD
-    line = Line(
-        "gradients", "gradients", sum(sizes) + extra, phases, reason, recipe.source, own_pool=pool, moving=moving
-    )
-    lines = [line]
+    moving = frozenset[Phase]() if strategy.gradients_stay else DURING_BACKWARD
+    phases, pool = strategy.gradient_phases, strategy.pools_gradients
+    lines = [Line("gradients", "gradients", size, phases, reason, recipe.source, own_pool=pool, moving=moving)]
     if recipe.step_gradients is not None:
         copies = sum(p.stepped for p in held) * recipe.step_gradients.itemsize
         until = frozenset[Phase](("optimizer_step", "after_step")) if recipe.step_gradients_stay else AT_STEP
@@ -179,50 +164,9 @@ def _gradients(own: Sequence[Unit], held: Sequence[Piece], recipe: Recipe, mesh:
     return lines
 
 
-def gradients_on_host(recipe: Recipe) -> bool:
-    """Whether gradients leave the device: FSDP's go where the parameters are (CPUOffloadPolicy), DeepSpeed's where
-    the optimizer is (zero/stage_1_and_2.py and stage3.py: `cpu_offload`, `offload_optimizer`)."""
-    if isinstance(recipe.sharding, Zero):
-        return recipe.offload.optimizer and recipe.sharding.stage > 0
-    return recipe.offload.parameters
-
-
-def gradients_stay(recipe: Recipe, mesh: Mesh) -> bool:
-    """Whether gradients are allocated all through a step, the first one's forward perhaps apart."""
-    views = isinstance(recipe.sharding, Ddp) and recipe.sharding.bucket_view and mesh.data_ranks > 1
-    return recipe.buffered or recipe.zeroed or recipe.accumulation_steps > 1 or views
-
-
-def gradient_bytes(p: Parameter, recipe: Recipe, mesh: Mesh) -> int:
-    """What the gradient of one parameter takes on this rank once it is accumulated."""
-    return _gradient_bytes(piece(p, recipe, mesh), recipe)
-
-
-def _gradient_bytes(one: Piece, recipe: Recipe) -> int:
-    return one.allocated(one.gradient * _gradient_itemsize(one, recipe))
-
-
-def _gradient_itemsize(one: Piece, recipe: Recipe) -> int:
-    if isinstance(recipe.sharding, Fsdp) or recipe.buffered:
-        return recipe.gradients.itemsize
-    if recipe.frozen is not None and isinstance(recipe.sharding, Ddp):
-        return one.stored.itemsize
-    return max(recipe.gradients.itemsize, FP32.itemsize) if one.stored == FP32 else recipe.gradients.itemsize
-
-
-def _stepped(held: Sequence[Piece], recipe: Recipe) -> list[Stepped]:
-    tensors: list[Stepped] = []
-    for one in held:
-        if one.stepped:
-            dtype = recipe.master or one.stored
-            gradient = recipe.step_gradients or recipe.gradients
-            p = one.parameter
-            tensors.append(Stepped(p.name, p.shape, one.stepped, dtype, gradient, one.alone))
-    return tensors
-
-
-def _optimizer(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
-    tensors, optimizer = _stepped(held, recipe), recipe.optimizer
+def _optimizer(held: Sequence[Piece], strategy: Strategy[Any]) -> list[Line]:
+    recipe = strategy.recipe
+    tensors, optimizer = stepped(held, recipe), recipe.optimizer
     lines: list[Line] = []
     if not recipe.offload.optimizer:
         if recipe.master is not None:
@@ -233,7 +177,7 @@ def _optimizer(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
         moments = optimizer.state_bytes(tensors)
         reason = f"{optimizer.name}, from the first step on"
         # an optimizer that steps in backward has them all by its end; under FSDP they count from its beginning
-        born: Phase = "backward" if recipe.optimizer_in_backward and fsdp_of(recipe) else "optimizer_step"
+        born: Phase = "backward" if recipe.optimizer_in_backward and strategy.gathers_units else "optimizer_step"
         lines.append(Line("optimizer", "states", moments, ALWAYS, reason, optimizer.source, born=born))
         step = optimizer.step_bytes(tensors)
         if recipe.optimizer_in_backward:
@@ -244,23 +188,6 @@ def _optimizer(held: Sequence[Piece], recipe: Recipe) -> list[Line]:
         line = Line("workspace", "optimizer temporaries", step, phases, reason, optimizer.source, moving=moving)
         lines.append(line)
     return lines
-
-
-def whole_gradient(p: Parameter, recipe: Recipe) -> int:
-    """The gradient of one parameter in the type of its products, before it is reduced; 0 where it goes to a buffer."""
-    if recipe.buffered:
-        return 0
-    return rounded(p.numel * min(recipe.compute.itemsize, stored_dtype(p, recipe).itemsize))
-
-
-def stepped_bytes(p: Parameter, recipe: Recipe, mesh: Mesh) -> int:
-    """The optimizer's temporaries while it steps on this parameter alone."""
-    return recipe.optimizer.step_bytes(_stepped([piece(p, recipe, mesh)], recipe))
-
-
-def state_bytes(p: Parameter, recipe: Recipe, mesh: Mesh) -> int:
-    """What the optimizer keeps of this parameter once it has stepped."""
-    return 0 if recipe.offload.optimizer else recipe.optimizer.state_bytes(_stepped([piece(p, recipe, mesh)], recipe))
 
 
 def _loss_scale(recipe: Recipe) -> list[Line]:
@@ -277,20 +204,16 @@ def _loss_scale(recipe: Recipe) -> list[Line]:
     ]
 
 
-def _host_bytes(held: Sequence[Piece], recipe: Recipe) -> int:
+def _host_bytes(held: Sequence[Piece], strategy: Strategy[Any]) -> int:
     """What offloading moves to this rank's host memory, without pinned staging buffers."""
-    total = 0
+    recipe, total = strategy.recipe, strategy.host_gradient_bytes(held)
     if recipe.offload.parameters:
         total += sum(p.weight_bytes for p in held)
-    if gradients_on_host(recipe) and not isinstance(recipe.sharding, Zero):
-        total += sum(p.gradient for p in held) * recipe.gradients.itemsize
     if recipe.offload.optimizer:
-        tensors = _stepped(held, recipe)
+        tensors = stepped(held, recipe)
         total += recipe.optimizer.state_bytes(tensors) + recipe.optimizer.paged_bytes(tensors)
         if recipe.master is not None:
             total += sum(p.stepped * recipe.master_itemsize(p.stored) for p in held)
-        if isinstance(recipe.sharding, Zero) or not recipe.offload.parameters:
-            total += sum(p.stepped for p in held) * FP32.itemsize  # fp32 gradients of the CPU optimizer
     return total
 
 
@@ -298,7 +221,6 @@ __all__ = [
     "CATEGORIES",
     "PHASES",
     "Category",
-    "Gathering",
     "InputError",
     "Line",
     "Phase",
@@ -306,16 +228,8 @@ __all__ = [
     "States",
     "Unit",
     "chunk_layers",
-    "fsdp_of",
-    "gradient_bytes",
-    "gradients_on_host",
-    "gradients_stay",
-    "padded",
     "stage_chunks",
-    "state_bytes",
     "states",
     "step_lines",
-    "stepped_bytes",
     "units_of",
-    "whole_gradient",
 ]

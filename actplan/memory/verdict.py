@@ -19,9 +19,9 @@ from ..training.optimizers import OPTIMIZERS
 from ..training.policies import EveryLayer, Modules, NoCheckpoint
 from ..training.recipe_run import under
 from ..training.recipes import Offload, Recipe, load_recipe
-from ..training.sharding import Ddp, MegatronDdp, Zero
 from .budget import Body, Job, budget
 from .gpus import EXPANDABLE
+from .sharding import strategy_of
 
 FIT_ON = ("allocated", "reserved", "device")
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "communication")
@@ -249,14 +249,9 @@ def _optimizer(name: str, cost: str) -> Change:
 
 def _sharded(run: Run, job: Job) -> Iterator[Change]:
     """The same ranks, or eight, dividing what each of them now holds whole."""
-    recipe, sharding = job.recipe, job.recipe.sharding
-    cost = "weights are gathered for every layer and pass"
-    if isinstance(sharding, Zero) and sharding.stage < 3:
-        yield _recipe(run, "zero-3", cost)
-    elif isinstance(sharding, MegatronDdp) and not sharding.distributed_optimizer and run.mesh.data_ranks > 1:
-        yield _recipe(run, "megatron-bf16-dist", "weights are gathered once a step")
-    elif isinstance(sharding, Ddp):
-        yield _recipe(run, "fsdp" if recipe.base is None else "qlora-fsdp", cost)
+    further = strategy_of(job.recipe, run.mesh).further
+    if further is not None:
+        yield _recipe(run, further.recipe, further.cost)
 
 
 def _recipe(run: Run, name: str, cost: str) -> Change:
@@ -281,7 +276,7 @@ def _offloaded(run: Run, job: Job) -> Iterator[Change]:
             "every boundary crosses the link to the host twice",
             lambda run, job: (run, replace(job, offload_activations=True)),
         )
-    if isinstance(job.recipe.sharding, Zero) and job.recipe.sharding.stage > 0 and not job.recipe.offload.optimizer:
+    if strategy_of(job.recipe).offloads_optimizer and not job.recipe.offload.optimizer:
         moved = Offload(parameters=job.recipe.offload.parameters, optimizer=True)
         yield Change(
             "--offload optimizer",

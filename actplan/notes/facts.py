@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from ..basics.units import format_gib
 from ..checkpointing.segmented import Segmented, Subject, subject
 from ..memory.budget import Job, budget
+from ..memory.sharding import Strategy, strategy_of
 from ..memory.states import States, Unit, states, units_of
 from ..model import Model
 from ..profile.layers import ModelProfile
@@ -21,7 +23,7 @@ from ..training import Run
 from ..training.mesh import Mesh
 from ..training.policies import NoCheckpoint
 from ..training.recipes import Recipe
-from ..training.sharding import Divisors, shard_divisors
+from ..training.sharding import Divisors
 
 Said = Iterator[tuple[str, str]]
 """Codes and messages."""
@@ -70,9 +72,14 @@ class Facts:
         return self.run.mesh
 
     @cached_property
+    def strategy(self) -> Strategy[Any]:
+        """How the recipe divides states over the ranks."""
+        return strategy_of(self.recipe, self.mesh)
+
+    @cached_property
     def divisors(self) -> Divisors:
         """Over how many ranks dense states are divided."""
-        return shard_divisors(self.recipe.sharding, self.mesh.data_ranks)
+        return self.strategy.divisors
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:

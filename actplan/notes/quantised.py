@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ..memory.shards import divides_base
 from ..model import QuantisedBase
 from ..model.quantised import NO_INPUTS_KEPT
 from ..profile.parameter import Parameter
-from ..training.sharding import Fsdp, Zero
 from .facts import Facts, Said, gib, more_or_less
 
 
@@ -26,7 +24,7 @@ def quantised_notes(facts: Facts) -> Said:
 
 def _upcast(facts: Facts, base: QuantisedBase) -> Said:
     """Whether the model was prepared for k-bit training; where a base is sharded it is not."""
-    if not base.upcast and divides_base(facts.recipe, base):
+    if not base.upcast and facts.strategy.divides_base(base):
         return
     other = facts.with_run(quantised=replace(base, upcast=not base.upcast))
     difference = more_or_less(other - facts.found.total_bytes)
@@ -95,12 +93,10 @@ def _inputs(facts: Facts, base: QuantisedBase) -> Said:
 
 def _shards(facts: Facts, base: QuantisedBase) -> Said:
     """What is needed for a quantised base to be divided, and what of it is not."""
-    sharding = facts.recipe.sharding
-    full = isinstance(sharding, Fsdp) or (isinstance(sharding, Zero) and sharding.stage == 3)
-    if not full:
+    if not facts.recipe.sharding.gathers:
         return
     scales = gib(facts.line(f"{base.name} scales"))
-    if not divides_base(facts.recipe, base):
+    if not facts.strategy.divides_base(base):
         yield (
             "quantised-shards",
             f"the packed weights are of an integer type (bnb_4bit_quant_storage), which Accelerate excludes from FSDP: "
@@ -111,7 +107,7 @@ def _shards(facts: Facts, base: QuantisedBase) -> Said:
     if base.bits == 8:
         needs = "FSDP2 takes Int8Params with axolotl's patch only (monkeypatch/fsdp2_qlora.py)"
     whole = ""
-    if isinstance(sharding, Zero):
+    if facts.strategy.loads_whole:
         size = sum(p.nbytes for p in facts.parameters if not p.trainable)
         whole = f"; Transformers loads a quantised model whole on each rank before DeepSpeed divides it, {gib(size)}"
     yield (

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from ..memory.shards import gathered_bytes
 from ..profile.layers import LayerProfile
-from ..training.sharding import Ddp, Fsdp, MegatronDdp, Zero
 from .facts import LARGE, Facts, Said, gib
 
 
@@ -21,20 +19,9 @@ def sharding_notes(facts: Facts) -> Said:
     yield from _split_backward(facts)
 
 
-def _name(facts: Facts) -> str:
-    sharding = facts.recipe.sharding
-    if isinstance(sharding, Zero):
-        return f"ZeRO-{sharding.stage}"
-    if isinstance(sharding, Fsdp):
-        return "FSDP"
-    if isinstance(sharding, MegatronDdp):
-        return "the distributed optimizer" if sharding.distributed_optimizer else "Megatron's data parallelism"
-    return "DDP"
-
-
 def _scope(facts: Facts) -> Said:
     """States are divided; a rank's activations are its own micro-batch's."""
-    if isinstance(facts.recipe.sharding, Ddp):
+    if not facts.strategy.divides:
         return
     phase = max(facts.found.phases, key=lambda one: one.activations_bytes + one.loss_bytes)
     size = phase.activations_bytes + phase.loss_bytes
@@ -42,7 +29,8 @@ def _scope(facts: Facts) -> Said:
         return
     yield (
         "sharding-scope",
-        f"{_name(facts)} divides weights, gradients and optimizer states, never activations or logits: this rank's "
+        f"{facts.strategy.name} divides weights, gradients and optimizer states, never activations or logits: this "
+        "rank's "
         f"{gib(phase.activations_bytes)} of activations and {gib(phase.loss_bytes)} of logits and loss stay the same "
         "on "
         f"any number of data-parallel ranks; checkpointing, a fused loss, --cp, --tp --sp or a shorter or smaller "
@@ -69,7 +57,7 @@ def _replicated(facts: Facts) -> Said:
         divided = "FSDP, which gathers a quantised base too (--recipe qlora-fsdp),"
     yield (
         "replicated",
-        f"{_name(facts)} leaves whole on each of {ranks} ranks: "
+        f"{facts.strategy.name} leaves whole on each of {ranks} ranks: "
         f"{', '.join(f'{name} {gib(size)}' for name, size in whole)}; {divided} would leave {gib(total / ranks)} of "
         "these "
         f"{gib(total)} on a rank",
@@ -85,20 +73,15 @@ _BUCKETS = (
 
 def _gathered(facts: Facts) -> Said:
     """What is sharded, and what of it lives gathered at a time."""
-    sharding = facts.recipe.sharding
-    full = isinstance(sharding, Fsdp) or (isinstance(sharding, Zero) and sharding.stage == 3)
-    if not full:
+    if not facts.recipe.sharding.gathers:
         return
     live = [(name, size) for name in _LIVE if (size := _alive(facts, name))]
     buckets = [(name, size) for name in _BUCKETS if (size := _alive(facts, name))]
     ranks = facts.divisors.parameters
     shard = facts.phase("optimizer_step").parameters_bytes
-    kept = ""
-    if isinstance(sharding, Zero):
-        kept = (
-            f"; weights under {sharding.persistence_threshold:,} values stay whole, "
-            f"{gib(_persistent(facts, sharding.persistence_threshold))}"
-        )
+    kept, small = "", facts.strategy.whole_below
+    if small:
+        kept = f"; weights under {small:,} values stay whole, {gib(_persistent(facts, small))}"
     yield (
         "gathered",
         f"of the weights a rank holds its shard, {gib(shard)} (1/{ranks}), and gathers two or three layers at a time "
@@ -119,56 +102,29 @@ def _persistent(facts: Facts, threshold: int) -> int:
     return sum(p.numel * facts.recipe.compute.itemsize for p in facts.parameters if p.numel < threshold)
 
 
-def gathers(facts: Facts) -> tuple[int, int]:
-    """Gathers of a checkpointed layer's and of a stored layer's weights in one micro-batch."""
-    sharding = facts.recipe.sharding
-    if isinstance(sharding, Zero):
-        return 3, 2
-    if isinstance(sharding, Fsdp) and sharding.reshard == "never":
-        return 1, 1
-    return 2, 2
-
-
 def _volume(facts: Facts) -> Said:
-    sharding = facts.recipe.sharding
-    if not (isinstance(sharding, Fsdp) or (isinstance(sharding, Zero) and sharding.stage == 3)):
+    strategy = facts.strategy
+    if not strategy.sharding.gathers:
         return
     ranks = facts.divisors.parameters
     part = (ranks - 1) / ranks
     layers = [_gathered_bytes(facts, layer) for layer in facts.profile.layers]
     again = {i for first, last in facts.chosen.segments for i in range(first, last + 1)}
-    often, once = gathers(facts)
+    often, once = strategy.gather_counts()
     received = sum(size * (often if i in again else once) for i, size in enumerate(layers)) * part
     extra = sum(layers[i] for i in again) * (often - once) * part
     ends = (_gathered_bytes(facts, facts.profile.embedding) + _gathered_bytes(facts, facts.profile.head)) * part
     trained = sum(p.numel for p in facts.parameters if p.trainable)
-    reduced = trained * (sharding.reduce if isinstance(sharding, Fsdp) else facts.recipe.gradients).itemsize * part
+    reduced = trained * strategy.reduced_dtype.itemsize * part
     yield (
         "gather-volume",
         f"each micro-batch this rank receives {gib(received + ends)} of gathered weights and sends {gib(reduced)} of "
-        f"gradients ({ranks} ranks, {facts.recipe.compute}); {_why(facts, often, bool(again), extra)}",
+        f"gradients ({ranks} ranks, {facts.recipe.compute}); {strategy.gather_reason(bool(again), gib(extra))}",
     )
 
 
 def _gathered_bytes(facts: Facts, stage: LayerProfile) -> int:
-    return sum(gathered_bytes(p, facts.recipe) for p in stage.parameters)
-
-
-def _why(facts: Facts, often: int, checkpointed: bool, extra: float) -> str:
-    if isinstance(facts.recipe.sharding, Zero):
-        if checkpointed:
-            return (
-                f"a checkpointed layer is gathered {often} times, for forward, replay and backward: recomputation adds "
-                f"{gib(extra)} (deepspeed/runtime/zero/parameter_offload.py: hooks before each forward and backward)"
-            )
-        return "a layer is gathered for forward and for backward"
-    if often == 1:
-        return "layers stay gathered from forward to backward, recomputation adds none"
-    return (
-        "a layer is gathered for forward and for backward; the replay of a checkpointed layer runs inside its "
-        "backward's "
-        "gather, recomputation adds 0.00 GiB (torch/distributed/fsdp/_fully_shard/_fsdp_state.py: _pre_backward)"
-    )
+    return sum(facts.strategy.gathered_bytes(p) for p in stage.parameters)
 
 
 def _pipeline(facts: Facts) -> Said:

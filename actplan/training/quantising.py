@@ -21,7 +21,6 @@ from ..model.quantised import (
 )
 from . import Run
 from .recipes import Recipe
-from .sharding import MegatronDdp, Zero
 
 NONE = "none"
 OPTION = "--quantise"
@@ -133,7 +132,7 @@ def check(run: Run, model: Model, recipe: Recipe | None, *, asked: bool) -> None
     if run.quantised.keeps_inputs and run.mesh.pp > 1:
         raise InputError("a product that keeps its input is not planned on pipeline stages", where="--pp")
     if recipe is not None:
-        _check_recipe(run.quantised, recipe)
+        recipe.sharding.check_base(run.quantised, recipe.name)
 
 
 def _check_stored(stored: Quantization, run: Run) -> None:
@@ -164,23 +163,6 @@ def _check_experts(base: QuantisedBase, model: Model) -> None:
         raise InputError("experts are quantised in 4 bits", where="--quantise-experts", allowed="nf4 and fp4 bases")
     if not any(isinstance(layer.mlp, Moe) for layer in model.layers):
         raise InputError("no layer of this model has experts", where="--quantise-experts")
-
-
-def _check_recipe(base: QuantisedBase, recipe: Recipe) -> None:
-    sharding = recipe.sharding
-    if isinstance(sharding, MegatronDdp):
-        raise InputError(
-            f"recipe {recipe.name} has no quantised base",
-            where="--recipe",
-            allowed="lora, qlora, fsdp, zero-3, bf16, ...",
-        )
-    if isinstance(sharding, Zero) and sharding.stage == 3 and (base.bits == 8 or base.whole):
-        raise InputError(
-            "ZeRO-3 divides packed weights of a floating type only (bnb_4bit_quant_storage)",
-            where="--recipe",
-            allowed="nf4 and fp4 bases, their storage in the type of the products",
-            hint="FSDP or ZeRO-2",
-        )
 
 
 def stored_note(stored: Quantization, run: Run) -> str | None:

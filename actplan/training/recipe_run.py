@@ -15,7 +15,6 @@ from ..basics.units import FP32, DType
 from ..model import QuantisedBase
 from . import Lora, Precision, Run
 from .recipes import Recipe
-from .sharding import Fsdp
 
 DEFAULT_ADAPTERS = Lora()
 
@@ -41,7 +40,7 @@ def under(
         return checked(run)
     adapters = replace(run.adapters or DEFAULT_ADAPTERS, dtype=_adapters_dtype(recipe, lora_dtype))
     run = replace(run, adapters=adapters, quantised=_quantised(run.quantised, recipe))
-    return checked(run, gathered=isinstance(recipe.sharding, Fsdp))
+    return checked(run, gathered=recipe.sharding.casts_gathered)
 
 
 def _quantised(given: QuantisedBase | None, recipe: Recipe) -> QuantisedBase | None:

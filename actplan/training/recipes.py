@@ -13,7 +13,7 @@ from ..basics.errors import InputError
 from ..basics.units import BF16, FP16, FP32, DType
 from ..model import QuantisedBase
 from .optimizers import OPTIMIZERS, AdamW, BitsAndBytesAdamW, Optimizer, Stepped
-from .sharding import Ddp, Fsdp, MegatronDdp, Sharding, Zero, shard_divisors
+from .sharding import Ddp, Fsdp, MegatronDdp, Sharding, Zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,7 @@ class Recipe:
                 "the optimizer in backward frees each gradient at once",
                 hint="it cannot accumulate micro-batches",
             )
-        if self.offload.parameters and not (
-            isinstance(self.sharding, Fsdp) or (isinstance(self.sharding, Zero) and self.sharding.stage == 3)
-        ):
+        if self.offload.parameters and not self.sharding.gathers:
             raise InputError(
                 "parameters can be offloaded only where they are gathered for use", allowed="FSDP or ZeRO-3"
             )
@@ -128,7 +126,7 @@ class Recipe:
     @property
     def casts_adapters(self) -> bool:
         """Whether the framework casts every weight, adapters too, to the type of the products."""
-        return not isinstance(self.sharding, Ddp)
+        return self.sharding.casts_model
 
     def in_type(self, dtype: DType) -> Recipe:
         """The recipe with products in `dtype`; whatever was in its own type of products is in that one too.
@@ -158,7 +156,7 @@ class Recipe:
     def per_parameter(self, data_ranks: int = 1) -> PerParameter:
         """Bytes of a trained parameter on one of `data_ranks` ranks, without padding, buffers and
         temporaries."""
-        by = shard_divisors(self.sharding, data_ranks)
+        by = self.sharding.divisors(data_ranks)
         master = self.master_itemsize(self.weights)
         stepped = self.master or self.weights
         probe = 1 << 40  # large enough for per-tensor tables to vanish, and divisible by every block

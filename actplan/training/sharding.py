@@ -1,16 +1,67 @@
-"""Ways to divide training states over data-parallel ranks, and over how many ranks each divides what."""
+"""Ways to divide training states over data-parallel ranks, and over how many ranks each divides what.
+
+Each is data: what a framework is told, and what follows from it for how a model is trained. What a rank then holds is
+worked out in `actplan.memory.sharding`, which has a class for each of these types.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 from ..basics.errors import InputError
 from ..basics.units import FP32, MIB, DType
+from ..model import QuantisedBase
+
+Reshard = Literal["always", "default", "never"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ddp:
+class Divisors:
+    """Over how many ranks each kind of state is divided."""
+
+    parameters: int = 1
+    gradients: int = 1
+    optimizer: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """One way to hold the states of training on data-parallel ranks; the answers here are those of most."""
+
+    def divisors(self, ranks: int) -> Divisors:
+        """Give how many ranks share each state, of `ranks` that hold the same parameters.
+
+        Raises InputError where the ranks cannot be dealt out so.
+        """
+        return Divisors()
+
+    @property
+    def gathers(self) -> bool:
+        """Whether each rank holds a shard of every layer's weights, which are gathered when the layer runs."""
+        return False
+
+    @property
+    def casts_gathered(self) -> bool:
+        """Whether weights are cast as they are gathered, so that their own type is that of the shards alone."""
+        return False
+
+    @property
+    def casts_model(self) -> bool:
+        """Whether the framework casts every weight to the type of the products, adapters too."""
+        return True
+
+    @property
+    def reshards(self) -> bool:
+        """Whether it has settings for when gathered weights are freed, and for replicas (`reshard`, `replicas`)."""
+        return False
+
+    def check_base(self, base: QuantisedBase, recipe: str) -> None:
+        """Raise InputError where the framework does not train on such a base; `recipe`: its name, for the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ddp(Sharding):
     """Every rank holds everything; gradients are all-reduced in buckets.
 
     Buckets are a copy of all gradients unless gradients are views of them (`gradient_as_bucket_view`,
@@ -21,9 +72,13 @@ class Ddp:
     bucket_bytes: int = 25 * MIB
     first_bucket_bytes: int = 1 * MIB
 
+    @property
+    def casts_model(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
-class MegatronDdp:
+class MegatronDdp(Sharding):
     """Megatron-Core's DistributedDataParallel: gradients accumulate in one contiguous buffer and are reduced
     there.
 
@@ -39,9 +94,22 @@ class MegatronDdp:
     overlap: bool = False
     full_shard: bool = False
 
+    def divisors(self, ranks: int) -> Divisors:
+        if not self.distributed_optimizer:
+            return Divisors()
+        group = _group(ranks, self.instances, "distributed optimizer instances")
+        return Divisors(group, group, group) if self.full_shard else Divisors(optimizer=group)
+
+    def check_base(self, base: QuantisedBase, recipe: str) -> None:
+        raise InputError(
+            f"recipe {recipe} has no quantised base",
+            where="--recipe",
+            allowed="lora, qlora, fsdp, zero-3, bf16, ...",
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class Zero:
+class Zero(Sharding):
     """DeepSpeed ZeRO (Rajbhandari et al., arXiv 1910.02054): stage 1 divides the optimizer, 2 also
     gradients, 3 also parameters. Sizes in values, defaults as in deepspeed/runtime/zero/config.py
     (Transformers' `auto` sets the bucket to hidden_size²)."""
@@ -56,11 +124,28 @@ class Zero:
 
     @property
     def overlaps(self) -> bool:
+        """Whether a bucket is reduced while the next one fills."""
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
+
+    def divisors(self, ranks: int) -> Divisors:
+        return Divisors(*(ranks if self.stage >= needed else 1 for needed in (3, 2, 1)))
+
+    @property
+    def gathers(self) -> bool:
+        return self.stage == 3
+
+    def check_base(self, base: QuantisedBase, recipe: str) -> None:
+        if self.gathers and (base.bits == 8 or base.whole):
+            raise InputError(
+                "ZeRO-3 divides packed weights of a floating type only (bnb_4bit_quant_storage)",
+                where="--recipe",
+                allowed="nf4 and fp4 bases, their storage in the type of the products",
+                hint="FSDP or ZeRO-2",
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class Fsdp:
+class Fsdp(Sharding):
     """PyTorch FSDP2 (`fully_shard` on each layer and on the root), or FSDP1 with the same units.
 
     reshard: `always` frees a layer's gathered weights after its forward; `default` is torchtitan's, all but
@@ -70,35 +155,26 @@ class Fsdp:
     reduce: the dtype gradients are reduced in.
     """
 
-    reshard: Literal["always", "default", "never"] = "default"
+    reshard: Reshard = "default"
     replicas: int = 1
     reduce: DType = FP32
     accumulate_unsharded: bool = False
     """Gradient accumulation without reduction between micro-batches: whole gradients are kept."""
 
+    def divisors(self, ranks: int) -> Divisors:
+        return Divisors(*(_group(ranks, self.replicas, "HSDP replicas"),) * 3)
 
-Sharding = Union[Ddp, MegatronDdp, Zero, Fsdp]  # noqa: UP007
+    @property
+    def gathers(self) -> bool:
+        return True
 
+    @property
+    def casts_gathered(self) -> bool:
+        return True
 
-@dataclass(frozen=True, slots=True)
-class Divisors:
-    """Over how many ranks each kind of state is divided."""
-
-    parameters: int = 1
-    gradients: int = 1
-    optimizer: int = 1
-
-
-def shard_divisors(sharding: Sharding, ranks: int) -> Divisors:
-    """How many ranks share each state, of `ranks` that hold the same parameters."""
-    if isinstance(sharding, Zero):
-        return Divisors(*(ranks if sharding.stage >= needed else 1 for needed in (3, 2, 1)))
-    if isinstance(sharding, Fsdp):
-        return Divisors(*(_group(ranks, sharding.replicas, "HSDP replicas"),) * 3)
-    if isinstance(sharding, MegatronDdp) and sharding.distributed_optimizer:
-        group = _group(ranks, sharding.instances, "distributed optimizer instances")
-        return Divisors(group, group, group) if sharding.full_shard else Divisors(optimizer=group)
-    return Divisors()
+    @property
+    def reshards(self) -> bool:
+        return True
 
 
 def _group(ranks: int, parts: int, what: str) -> int:

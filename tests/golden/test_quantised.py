@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from actplan.autograd import Tape
 from actplan.basics.units import BF16, DTYPES, FP32
 from actplan.checkpointing.segmented import segmented
-from actplan.memory.shards import gathered_bytes
+from actplan.memory.sharding import strategy_of
 from actplan.memory.states import Unit, states
 from actplan.model import Model, QuantisedBase
 from actplan.model.quantised import quantised_base
@@ -123,7 +123,7 @@ def test_a_rank_holds_what_fsdp_gives_it(r: Record) -> None:
     }
     assert found[f"{base.name} base"] == r["shard"]
     assert found[f"{base.name} scales"] == r["scales"]
-    assert 0 <= r["gathered"] - gathered_bytes(weight, recipe) < r["ranks"] * BF16.itemsize
+    assert 0 <= r["gathered"] - strategy_of(recipe).gathered_bytes(weight) < r["ranks"] * BF16.itemsize
 
 
 BASES = {
