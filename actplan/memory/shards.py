@@ -13,11 +13,6 @@ from ..training.optimizers import Stepped
 from ..training.recipes import Recipe
 
 
-def padded(count: int, multiple: int) -> int:
-    """`count`, rounded up."""
-    return -(-count // multiple) * multiple
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One parameter on one rank: values held as weight, as gradient, and stepped on by the optimizer.

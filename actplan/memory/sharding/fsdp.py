@@ -15,7 +15,7 @@ from ...profile.parameter import Parameter
 from ...training.sharding import Fsdp
 from ..growth import Added, Growth, Point, Sizes, highest_of
 from ..lines import DURING_BACKWARD, GATHERED, MOMENTS, Line, Moment, Phase, Pool
-from ..shards import Piece, padded
+from ..shards import Piece
 from ..units import Unit
 from .base import Strategy
 from .gathering import Gathering, Group, Held
@@ -74,7 +74,7 @@ class FsdpStrategy(Strategy[Fsdp]):
             by = self.divisors_of(p).parameters
             base = self._base_of(p)
             if base is not None:
-                packed = padded(self.gathered_bytes(p), by)
+                packed = self.packed_bytes(p, base) * by if self.divides_base(base) else 0
                 gathered, flat = gathered + rounded(packed), flat + (packed if by > 1 else 0)
                 continue
             shard, width = self.values(p, by), self.gathered_itemsize(p)

@@ -13,7 +13,7 @@ from ...training.recipes import Recipe
 from ...training.sharding import Fsdp, MegatronDdp
 from ..growth import Growth
 from ..lines import Line, Pool
-from ..shards import padded, ranks_of
+from ..shards import ranks_of
 from ..units import TIED_COPY, Unit
 from .base import Further, Strategy
 from .fsdp import FsdpGrowth, FsdpStrategy
@@ -88,12 +88,17 @@ def _buffer(parameters: Sequence[Parameter], multiple: int, limit: int | None) -
     at = start = 0
     filled = False
     for p in reversed(parameters):
-        at = padded(at, 64)
+        at = _padded(at, 64)
         own_bucket = p.name == TIED_COPY
         if own_bucket and filled:
-            at = start = padded(at, multiple)
+            at = start = _padded(at, multiple)
         at, filled = at + p.numel, True
         if own_bucket or (limit is not None and at - start >= limit):
-            at = start = padded(at, multiple)
+            at = start = _padded(at, multiple)
             filled = False
-    return padded(at, multiple)
+    return _padded(at, multiple)
+
+
+def _padded(count: int, multiple: int) -> int:
+    """`count`, rounded up."""
+    return -(-count // multiple) * multiple
