@@ -64,19 +64,12 @@ def _replicated(facts: Facts) -> Said:
     )
 
 
-_LIVE = ("gathered root", "gathered layers", "gathered weights", "all-gather buffer")
-_BUCKETS = (
-    "reduce-scatter buffers", "root's reduce-scatter buffer", "reduce buckets", "gradient buckets", "cast shards",
-    "all-reduce buffer",
-)  # fmt: skip
-
-
 def _gathered(facts: Facts) -> Said:
     """What is sharded, and what of it lives gathered at a time."""
     if not facts.recipe.sharding.gathers:
         return
-    live = [(name, size) for name in _LIVE if (size := _alive(facts, name))]
-    buckets = [(name, size) for name in _BUCKETS if (size := _alive(facts, name))]
+    live = [(name, size) for name in facts.strategy.gathered_lines if (size := _alive(facts, name))]
+    buckets = [(name, size) for name in facts.strategy.reduction_lines if (size := _alive(facts, name))]
     ranks = facts.divisors.parameters
     shard = facts.phase("optimizer_step").parameters_bytes
     kept, small = "", facts.strategy.whole_below

@@ -39,9 +39,11 @@ class Strategy(Generic[Kind]):
         holds_idle: whether buffers lie over every parameter that may be trained; torch's optimizers make a state where
             there is a gradient.
         pools_gradients: whether gradients are allocated on a stream of their own.
-        divides: whether ranks are said to divide states at all.
+        divides: whether it is a way to divide states; DDP is not.
         whole_below: values under which a parameter stays whole where weights are divided.
         loads_whole: whether a quantised base is on each rank before it is divided.
+        gathered_lines: names of the lines of `communication` that are gathered weights. reduction_lines: of those that
+            gradients are reduced in.
     """
 
     alone: bool = False
@@ -51,6 +53,8 @@ class Strategy(Generic[Kind]):
     divides: bool = True
     whole_below: int = 0
     loads_whole: bool = False
+    gathered_lines: tuple[str, ...] = ()
+    reduction_lines: tuple[str, ...] = ()
 
     def __init__(self, recipe: Recipe, sharding: Kind, mesh: Mesh) -> None:
         self.recipe, self.sharding, self.mesh = recipe, sharding, mesh

@@ -34,6 +34,8 @@ class FsdpStrategy(Strategy[Fsdp]):
 
     alone = True
     pools_gradients = True
+    gathered_lines = ("gathered root", "gathered layers", "all-gather buffer")
+    reduction_lines = ("reduce-scatter buffers", "root's reduce-scatter buffer", "all-reduce buffer")
 
     def values(self, p: Parameter, ranks: int) -> int:
         return first_dimension_shard(p.shape, ranks)

@@ -29,6 +29,8 @@ class ZeroStrategy(Strategy[Zero]):
 
     holds_idle = True
     loads_whole = True
+    gathered_lines = ("gathered weights",)
+    reduction_lines = ("reduce buckets",)
 
     def __init__(self, recipe: Recipe, sharding: Zero, mesh: Mesh) -> None:
         super().__init__(recipe, sharding, mesh)
