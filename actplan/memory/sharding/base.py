@@ -63,15 +63,15 @@ class Strategy(Generic[Kind]):
 
     @property
     def divisors(self) -> Divisors:
-        """Over how many ranks dense states are divided."""
+        """How many ranks dense states are divided over."""
         return self.sharding.divisors(self.mesh.data_ranks)
 
     def divisors_of(self, p: Parameter) -> Divisors:
-        """Over how many ranks the states of one parameter are divided."""
+        """Give how many ranks the states of one parameter are divided over."""
         return self.sharding.divisors(ranks_of(p, self.mesh))
 
     def stored_dtype(self, p: Parameter) -> DType:
-        """The type a weight is held in: a recipe's, save for weights that a model itself keeps in fp32."""
+        """Give the type a weight is held in: a recipe's, save for weights that a model itself keeps in fp32."""
         recipe = self.recipe
         if p.dtype == FP32:
             return FP32
@@ -80,7 +80,7 @@ class Strategy(Generic[Kind]):
         return recipe.frozen or recipe.weights
 
     def piece(self, p: Parameter) -> Piece:
-        """One parameter on one rank, without the padding of buffers (see `padding`)."""
+        """Give one parameter on one rank, without the padding of buffers (see `padding`)."""
         by, stored = self.divisors_of(p), self.stored_dtype(p)
         base = self._base_of(p)
         if base is not None:
@@ -92,19 +92,19 @@ class Strategy(Generic[Kind]):
         return Piece(p, stored, weight, self.values(p, by.gradients), self.values(p, by.optimizer), self.alone)
 
     def pieces(self, unit: Unit) -> tuple[Piece, ...]:
-        """Each parameter of a unit on one rank."""
+        """Give each parameter of a unit on one rank."""
         return tuple(map(self.piece, unit.parameters))
 
     def values(self, p: Parameter, ranks: int) -> int:
-        """Values of a parameter on one of the ranks that divide it."""
+        """Count the values of a parameter on one of the ranks that divide it."""
         return -(-p.numel // ranks)
 
     def weight_values(self, p: Parameter, ranks: int) -> int:
-        """Values of a weight on one of the ranks that divide weights."""
+        """Count the values of a weight on one of the ranks that divide weights."""
         return self.values(p, ranks)
 
     def padding(self, chunks: Sequence[Sequence[Unit]], *, first_stage: bool) -> int:
-        """Values that buffers over many parameters add on one rank, to weights and to gradients.
+        """Count the values that buffers over many parameters add on one rank, to weights and to gradients.
 
         Args:
             chunks: the units of each model chunk on this pipeline stage.
@@ -114,27 +114,27 @@ class Strategy(Generic[Kind]):
     # --- a quantised base -------------------------------------------------------------------------------------------
 
     def divides_base(self, base: QuantisedBase) -> bool:
-        """Whether the packed weights of a quantised base are sharded."""
+        """Tell whether the packed weights of a quantised base are sharded."""
         return False
 
     def packed_bytes(self, p: Parameter, base: QuantisedBase) -> int:
-        """Bytes of the packed values of a quantised matrix on one rank."""
+        """Count the bytes of the packed values of a quantised matrix on one rank."""
         return base.packed_bytes(p.numel)
 
     def gathered_bytes(self, p: Parameter) -> int:
-        """A parameter's bytes as it is gathered, without padding: in the type of the products unless it is held in a
-        smaller one, packed where it is quantised, nothing where it is on every rank."""
+        """Count a parameter's bytes as it is gathered, without padding: in the type of the products unless it is held
+        in a smaller one, packed where it is quantised, nothing where it is on every rank."""
         base = self._base_of(p)
         if base is None:
             return p.numel * self.gathered_itemsize(p)
         return base.packed_bytes(p.numel) if self.divides_base(base) else 0
 
     def gathered_itemsize(self, p: Parameter) -> int:
-        """Bytes of one value of a gathered weight that is not quantised."""
+        """Give the bytes of one value of a gathered weight that is not quantised."""
         return min(self.recipe.compute.itemsize, self.stored_dtype(p).itemsize)
 
     def _base_of(self, p: Parameter) -> QuantisedBase | None:
-        """How that parameter is quantised."""
+        """Give how that parameter is quantised, None where it is not."""
         return None if p.stored_bytes is None else self.recipe.base
 
     # --- gradients and states ---------------------------------------------------------------------------------------
@@ -155,39 +155,39 @@ class Strategy(Generic[Kind]):
         return ALWAYS if self.gradients_stay else GRADIENTS
 
     def gradient_itemsize(self, one: Piece) -> int:
-        """Bytes of one value of an accumulated gradient."""
+        """Give the bytes of one value of an accumulated gradient."""
         gradients = self.recipe.gradients.itemsize
         return max(gradients, FP32.itemsize) if one.stored == FP32 and not self.recipe.buffered else gradients
 
     def piece_gradient_bytes(self, one: Piece) -> int:
-        """Bytes of the accumulated gradient of what a rank holds of a parameter."""
+        """Count the bytes of the accumulated gradient of what a rank holds of a parameter."""
         return one.allocated(one.gradient * self.gradient_itemsize(one))
 
     def gradient_bytes(self, p: Parameter) -> int:
-        """Bytes that the gradient of one parameter takes on this rank once it is accumulated."""
+        """Count the bytes that the gradient of one parameter takes on this rank once it is accumulated."""
         return self.piece_gradient_bytes(self.piece(p))
 
     def gradients_total(self, units: Sequence[Unit], held: Sequence[Piece]) -> int:
-        """Bytes of all accumulated gradients of the units of a stage, of which `held` are the pieces."""
+        """Count the bytes of all accumulated gradients of the units of a stage, of which `held` are the pieces."""
         return sum(map(self.piece_gradient_bytes, held))
 
     def whole_gradient(self, p: Parameter) -> int:
-        """Bytes of the gradient of one parameter in the type of its products, before it is reduced; 0 where it goes to
-        a buffer."""
+        """Count the bytes of the gradient of one parameter in the type of its products, before it is reduced; 0 where
+        it goes to a buffer."""
         return 0 if self.recipe.buffered else rounded(p.numel * self.gathered_itemsize(p))
 
     def stepped_bytes(self, p: Parameter) -> int:
-        """Bytes of the optimizer's temporaries while it steps on this parameter alone."""
+        """Count the bytes of the optimizer's temporaries while it steps on this parameter alone."""
         return self.recipe.optimizer.step_bytes(stepped([self.piece(p)], self.recipe))
 
     def state_bytes(self, p: Parameter) -> int:
-        """Bytes that the optimizer keeps on the device of this parameter once it has stepped."""
+        """Count the bytes that the optimizer keeps on the device of this parameter once it has stepped."""
         if self.recipe.offload.optimizer:
             return 0
         return self.recipe.optimizer.state_bytes(stepped([self.piece(p)], self.recipe))
 
     def host_gradient_bytes(self, held: Sequence[Piece]) -> int:
-        """Bytes of gradients in host memory: those that left the device, or fp32 ones for an optimizer there."""
+        """Count the bytes of gradients in host memory: those that left the device, or an optimizer's own in fp32."""
         if self.gradients_on_host:
             return sum(one.gradient for one in held) * self.recipe.gradients.itemsize
         return sum(one.stepped for one in held) * FP32.itemsize if self.recipe.offload.optimizer else 0
@@ -200,17 +200,22 @@ class Strategy(Generic[Kind]):
         return False
 
     def communication(self, units: Sequence[Unit]) -> list[Line]:
-        """Communication buffers and gathered weights, for the units of one stage."""
+        """List communication buffers and gathered weights, for the units of one stage."""
         return []
 
     def pools(self, units: Sequence[Unit], gradients: int) -> tuple[Pool, ...]:
-        """The pools of streams beside the one that computes; `gradients`: bytes that this rank keeps of them."""
+        """List the pools of streams beside the one that computes.
+
+        Args:
+            gradients: bytes that this rank keeps of them.
+        """
         return ()
 
     def growth(self, profiles: Sequence[LayerProfile], units: Sequence[Unit], *, first_step: bool = False) -> Growth:
-        """How gradients and gathered weights grow the stages of a chunk that holds these units.
+        """Make what grows the stages of a chunk that holds these units: gradients, gathered weights.
 
-        first_step: before the optimizer has ever stepped.
+        Args:
+            first_step: before the optimizer has ever stepped.
         """
         return Growth(self, first_step=first_step)
 
@@ -227,11 +232,11 @@ class Strategy(Generic[Kind]):
         return self.recipe.gradients
 
     def gather_counts(self) -> tuple[int, int]:
-        """Gathers of a checkpointed layer's and of a stored layer's weights in one micro-batch."""
+        """Count the gathers of a checkpointed layer's and of a stored layer's weights in one micro-batch."""
         return 2, 2
 
     def gather_reason(self, checkpointed: bool, extra: str) -> str:
-        """Why layers are gathered that often.
+        """Say why layers are gathered that often.
 
         Args:
             checkpointed: whether any layer is.

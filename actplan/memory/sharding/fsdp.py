@@ -61,7 +61,7 @@ class FsdpStrategy(Strategy[Fsdp]):
         return self.recipe.gradients.itemsize
 
     def gradients_total(self, units: Sequence[Unit], held: Sequence[Piece]) -> int:
-        """Bytes of the outputs of the reduce-scatters, one for a unit, of which the gradients are views."""
+        """Count the bytes of the outputs of the reduce-scatters, one for a unit, of which the gradients are views."""
         return sum(one.shard for one in self.gathering(units).groups)
 
     @property
@@ -69,7 +69,7 @@ class FsdpStrategy(Strategy[Fsdp]):
         return True
 
     def group(self, units: Sequence[Unit]) -> Group:
-        """The parameters of some units gathered together."""
+        """Count the parameters of some units that are gathered together."""
         recipe = self.recipe
         gathered = flat = cast = reduced = shards = last = 0
         for p in (p for unit in units for p in unit.parameters):
@@ -91,7 +91,7 @@ class FsdpStrategy(Strategy[Fsdp]):
         return Group(gathered, rounded(flat), rounded(cast), rounded(reduced), rounded(shards), last)
 
     def gathering(self, units: Sequence[Unit]) -> Gathering:
-        """What units hold as they run, in forward order."""
+        """Make what units hold as they run, given in forward order."""
         known: dict[int, Group] = {}
         for unit in units:  # layers of one kind share their parameters
             if id(unit.parameters) not in known:
@@ -102,7 +102,7 @@ class FsdpStrategy(Strategy[Fsdp]):
         return Gathering(units, groups, root, beside, reshard=self.sharding.reshard)
 
     def communication(self, units: Sequence[Unit]) -> list[Line]:
-        """What of each is held at most."""
+        """List what of each is held at most."""
         held = self.gathering(units)
         each = held.layer_groups
         last = each[-1] if each else Group()
@@ -148,8 +148,11 @@ class FsdpStrategy(Strategy[Fsdp]):
         return lines
 
     def pools(self, units: Sequence[Unit], gradients: int) -> tuple[Pool, ...]:
-        """What FSDP's streams have allocated at most. The root's flat output is held until the first layer's has been
-        copied out (FSDPParamGroup.wait_for_unshard), whose shards fit where the root's were."""
+        """List what FSDP's streams have allocated at most.
+
+        The root's flat output is held until the first layer's has been copied out (FSDPParamGroup.wait_for_unshard),
+        whose shards fit where the root's were.
+        """
         found = []
         if self.mesh.data_ranks > 1:
             held = self.gathering(units)
@@ -190,7 +193,7 @@ class FsdpStrategy(Strategy[Fsdp]):
 
 
 def first_dimension_shard(shape: tuple[int, ...], ranks: int) -> int:
-    """Values of rank 0's shard: the first dimension in chunks, the last padded."""
+    """Count the values of rank 0's shard: the first dimension in chunks, the last padded."""
     if not shape:
         return 1
     return -(-shape[0] // ranks) * prod(shape[1:])

@@ -33,11 +33,11 @@ class MegatronStrategy(Strategy[MegatronDdp]):
         self._fsdp = FsdpStrategy(recipe, Fsdp(reduce=recipe.gradients), mesh) if sharding.full_shard else None
 
     def weight_values(self, p: Parameter, ranks: int) -> int:
-        """Frozen weights are in no buffer."""
+        """Count the values of a weight on one rank; frozen weights are in no buffer."""
         return self.values(p, ranks) if p.trainable else p.numel
 
     def padding(self, chunks: Sequence[Sequence[Unit]], *, first_stage: bool) -> int:
-        """Values that the distributed optimizer's buffers add on one rank (whole buffers, not shards).
+        """Count the values that the distributed optimizer's buffers add on one rank (whole buffers, not shards).
 
         A parameter starts at a multiple of 64, a bucket ends at one of lcm(ranks, 128); a shared embedding has a bucket
         of its own. Each chunk has its own buffers, one for dense and one for expert parameters

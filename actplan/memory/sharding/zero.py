@@ -63,7 +63,7 @@ class ZeroStrategy(Strategy[Zero]):
         return super().gradient_phases - {"after_step"}
 
     def host_gradient_bytes(self, held: Sequence[Piece]) -> int:
-        """Bytes of the fp32 gradients that the CPU's optimizer steps with; others pass through pinned buffers."""
+        """Count the bytes of the fp32 gradients that the CPU's optimizer steps with; others only pass through."""
         return sum(one.stepped for one in held) * FP32.itemsize if self.recipe.offload.optimizer else 0
 
     def communication(self, units: Sequence[Unit]) -> list[Line]:
