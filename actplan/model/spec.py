@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import Literal
 
+from ..basics.repeating import Repeating, in_words, repeating
 from .parts import (
     Attention,
     Embedding,
@@ -78,21 +77,16 @@ class Model(Spec, frozen=True):
     def block(self) -> int:
         """Layers in the shortest pattern that repeats to the end of the model, once it begins (`lead`); the last
         repetition may be cut. `num_layers` if nothing repeats."""
-        return _repeating(self.layers)[1]
+        return _repeating(self.layers).block
 
     @property
     def lead(self) -> int:
         """Layers before the repeating pattern begins: DeepSeek-V3's dense ones; half of the model at most."""
-        return _repeating(self.layers)[0]
+        return _repeating(self.layers).lead
 
     def pattern(self) -> str:
         """The layers in words: `16 x [3 x gated_deltanet, full_attention]`."""
-        (lead, size), kinds = _repeating(self.layers), [layer.kind for layer in self.layers]
-        times = (self.num_layers - lead) // size
-        inner = _in_words(kinds[lead : lead + size])
-        repeated = inner if times == 1 else f"{times} x {inner}" if size == 1 else f"{times} x [{inner}]"
-        parts = (_in_words(kinds[:lead]), repeated, _in_words(kinds[lead + times * size :]))
-        return ", ".join(part for part in parts if part)
+        return in_words([layer.kind for layer in self.layers], _repeating(self.layers))
 
     def layer_kinds(self) -> dict[str, int]:
         """Kind -> how many layers, in order of first appearance."""
@@ -102,28 +96,6 @@ class Model(Spec, frozen=True):
         return counts
 
 
-def _in_words(kinds: Sequence[str]) -> str:
-    runs = [(kind, len(list(run))) for kind, run in groupby(kinds)]
-    return ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in runs)
-
-
 @lru_cache(maxsize=64)
-def _repeating(layers: tuple[Layer, ...]) -> tuple[int, int]:
-    """(lead, block) of `Model`: the longest part at the end that repeats twice at least, and its shortest pattern.
-
-    Knuth, Morris and Pratt's failure function of the layers backwards knows the period of every part at the end.
-    """
-    n, failure, k = len(layers), [0] * len(layers), 0
-    numbers: dict[Layer, int] = {}
-    backwards = [numbers.setdefault(layer, len(numbers)) for layer in reversed(layers)]
-    for i in range(1, n):
-        while k and backwards[i] != backwards[k]:
-            k = failure[k - 1]
-        k += backwards[i] == backwards[k]
-        failure[i] = k
-    for lead in range(n // 2 + 1):
-        length = n - lead
-        size = length - failure[length - 1]
-        if 2 * size <= length:
-            return lead, size
-    return 0, n
+def _repeating(layers: tuple[Layer, ...]) -> Repeating:
+    return repeating(layers)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..basics.errors import InputError
+from ..basics.repeating import Repeating, in_words, repeating
 from ..checkpointing.accounting import accounting, autograd, compared, peak, usual
 from ..profile.chain import Chain, Stage
 from ..profile.evaluation import Evaluation, evaluate
 from ..profile.ledger_file import Evaluation as Evaluated
-from ..profile.ledger_file import Ledger, StageNumbers, evaluate_ledger
+from ..profile.ledger_file import Ledger, StageNumbers, evaluate_ledger, kind_of
 from ..profile.schedule import with_segments
 from ..report import Checkpointed as CheckpointedRow
 from ..report import (
@@ -58,11 +59,21 @@ class Traced:
         return tuple(i for i, stage in enumerate(self.numbers.stages) if stage.role == "layer")
 
     @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer, without the place of one that saves otherwise than its kind."""
+        return tuple(kind_of(self.numbers.stages[i].kind) for i in self.places)
+
+    @cached_property
+    def repeating(self) -> Repeating:
+        """The repeating block of the layers."""
+        return repeating(self.kinds)
+
+    @cached_property
     def layers(self) -> Layers:
         """What a policy may look at."""
         stages = [self.numbers.stages[i] for i in self.places]
-        kinds = [stage.kind for stage in stages]
-        return Layers(len(kinds), _period(kinds), [stage.saved_bytes for stage in stages])
+        lead, block = self.repeating
+        return Layers(len(stages), block, [stage.saved_bytes for stage in stages], lead)
 
     @cached_property
     def full_bytes(self) -> int:
@@ -97,12 +108,6 @@ def _stage(numbers: StageNumbers) -> Stage:
         td=numbers.td,
         checkpointable=layer,
     )
-
-
-def _period(kinds: list[str]) -> int:
-    """Layers in the shortest pattern whose repetition gives all of them."""
-    n = len(kinds)
-    return next((size for size in range(1, n) if n % size == 0 and kinds == kinds[:size] * (n // size)), n)
 
 
 @dataclass(frozen=True)
@@ -196,13 +201,12 @@ def model_info(traced: Traced, source: str) -> ModelInfo:
     for place in traced.places:
         kind = traced.numbers.stages[place].kind
         kinds[kind] = kinds.get(kind, 0) + 1
-    pattern = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     return ModelInfo(
         name=traced.ledger.name,
         title=traced.ledger.name,
         source=source,
         num_layers=len(traced.places),
-        pattern=pattern,
+        pattern=in_words(traced.kinds, traced.repeating),
         num_parameters=traced.ledger.num_parameters,
         layer_kinds=kinds,
     )

@@ -157,6 +157,9 @@ def test_qwen3_5_text(read: Any) -> None:
     types = ["full_attention"] + ["linear_attention"] * 7
     assert read({**QWEN3_5, "layer_types": types}).layers[0].kind == "full_attention"
     assert len(read({**QWEN3_5, "layer_types": types}, "num_layers=2").layers) == 2
+    deeper = read({**QWEN3_5, "layer_types": types}, "num_layers=9")
+    assert [layer.kind for layer in deeper.layers] == ["full_attention"] + ["gated_deltanet"] * 8
+    types = ["linear_attention"] * 7 + ["full_attention"]
     assert "no repeating block" in message(read, {**QWEN3_5, "layer_types": types}, "num_layers=9")
     assert "layer_types[0]" in message(read, {**QWEN3_5, "layer_types": ["sliding_attention", *types[1:]]})
 

@@ -10,7 +10,7 @@ from helpers import message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actplan.model.reading.pattern import format_pattern, parse_pattern, period
+from actplan.model.reading.pattern import format_pattern, parse_pattern
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,6 @@ def _deep(depth: int) -> Any:
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=80))
 def test_format_is_the_inverse_of_parse(names: list[str]) -> None:
     assert parse_pattern(format_pattern(names), "layers") == tuple(names)
-
-
-@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=12), st.integers(1, 12))
-def test_a_repeated_block_is_found(block: list[str], times: int) -> None:
-    found = period(block * times)
-    if times > 1:
-        assert found is not None
-        assert found <= len(block)
-    assert found is None or (block * times)[found:] == (block * times)[:-found]
 
 
 def test_written_short() -> None:

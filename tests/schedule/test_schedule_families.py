@@ -23,7 +23,6 @@ from actplan.checkpointing.solvers import (
     offload_checkpointed,
     offload_stored,
     one_in_k,
-    pattern_length,
     plan,
     sqrt_segments,
 )
@@ -65,14 +64,6 @@ def test_named_schedules() -> None:
         assert len(segments(first_n(HYBRID, n))) == len(segments(heaviest_n(HYBRID, n))) == min(n, 8)
     with pytest.raises(ValueError, match="0 layers"):
         every_k(HYBRID, 0)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "length"),
-    [("aaaa", 1), ("aaabaaab", 4), ("aaabaaaba", 4), ("abc", 3), ("", 1), ("a", 1), ("aab", 3), ("abab", 2)],
-)
-def test_the_shortest_pattern(kinds: str, length: int) -> None:
-    assert pattern_length(model(*kinds)) == length
 
 
 def test_segments_never_reach_over_what_is_no_layer() -> None:

@@ -15,7 +15,7 @@ from actplan.basics.units import BF16
 from actplan.memory.sharding import STRATEGIES, Strategy, strategy_of
 from actplan.memory.states import Unit, states
 from actplan.model.quantised import quantised_base
-from actplan.profile.measured import Parameter
+from actplan.profile.parameter import Parameter
 from actplan.training import sharding
 from actplan.training.mesh import Mesh
 from actplan.training.recipes import RECIPES, load_recipe

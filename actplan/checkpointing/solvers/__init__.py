@@ -12,7 +12,6 @@ from .named import (
     kth_layers,
     no_checkpoint,
     one_in_k,
-    pattern_length,
     segmented,
     sqrt_segments,
 )
@@ -43,7 +42,6 @@ __all__ = [
     "offload_stored",
     "one_in_k",
     "parse_chain",
-    "pattern_length",
     "plan",
     "read_chain",
     "segmented",

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isqrt
 
+from ...basics.repeating import repeating
 from ...profile.chain import Chain
 from ...profile.schedule import Schedule, store_all, with_segments
+from ...training.policies import Blocks, Layers
 
 
 def no_checkpoint(chain: Chain) -> Schedule:
@@ -40,17 +42,11 @@ def sqrt_segments(chain: Chain) -> Schedule:
 
 
 def blocks(chain: Chain) -> Schedule:
-    """One segment for each repetition of the shortest pattern of layer kinds."""
-    return every_k(chain, pattern_length(chain))
-
-
-def pattern_length(chain: Chain) -> int:
-    """Layers in the shortest pattern that, repeated, gives the kinds of all layers; 1 in a uniform model."""
-    kinds = [chain.stages[i].kind for i in chain.layers()]
-    for length in range(1, len(kinds)):
-        if all(kinds[i] == kinds[i - length] for i in range(length, len(kinds))):
-            return length
-    return max(len(kinds), 1)
+    """One segment for each repetition of the layers' repeating block, as `--checkpoint block` has it."""
+    layers = chain.layers()
+    lead, block = repeating([chain.stages[i].kind for i in layers])
+    groups = Blocks().segments(Layers(len(layers), block, (), lead))
+    return segmented(chain, (run for first, last in groups for run in _runs(layers[first : last + 1])))
 
 
 def one_in_k(chain: Chain, k: int) -> Schedule:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...basics.errors import InputError
+from ...basics.repeating import repeating
 from ...basics.strict_yaml import parse_yaml
 from .document import (
     CHANGE_KEYS,
@@ -27,7 +28,7 @@ from .document import (
     override_span,
 )
 from .fields import fields_of, mapping, shown
-from .pattern import MAX_LAYERS, format_pattern, period
+from .pattern import MAX_LAYERS, format_pattern
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("num_layers",),
@@ -199,7 +200,7 @@ def _with_override(document: Document, span: str, keys: tuple[str, ...], value: 
 
 
 def with_num_layers(document: Document, value: object) -> Document:
-    """The first `value` layers of the pattern, or its shortest block repeated up to that many."""
+    """The first `value` layers of the pattern, or its repeating block continued up to that many."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LAYERS:
         raise InputError(
             f"{shown(value)} is not a number of layers",
@@ -258,11 +259,11 @@ def _grouped(changes: list[_Change]) -> _Change:
 
 
 def _repeated(layers: list[tuple[str, _Change]], count: int) -> list[tuple[str, _Change]]:
-    block = period(layers)
-    if block is None:
+    lead, block = repeating(layers)
+    if block == len(layers) > 1:
         raise InputError(
             f"the pattern of {len(layers)} layers has no repeating block to extend to {count}",
             where="num_layers",
             hint="give the layers: --set 'layers=…'",
         )
-    return [layers[i % block] for i in range(count)]
+    return [layers[i if i < lead else lead + (i - lead) % block] for i in range(count)]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...basics.errors import InputError
+from ...basics.repeating import repeating
 
 MAX_LAYERS = 100_000
 MAX_NESTING = 32
@@ -138,30 +139,11 @@ class _Parser:
         return parts
 
 
-def period(layers: Sequence[object]) -> int | None:
-    """Layers in the shortest block that repeats through the whole sequence (its last repetition may be cut).
-
-    None when nothing repeats; a single layer is its own block.
-    """
-    n = len(layers)
-    if n == 1:
-        return 1
-    failure = [0] * n  # Knuth-Morris-Pratt: the longest border of each prefix
-    k = 0
-    for i in range(1, n):
-        while k and layers[i] != layers[k]:
-            k = failure[k - 1]
-        k += layers[i] == layers[k]
-        failure[i] = k
-    shortest = n - failure[-1]
-    return shortest if 2 * shortest <= n else None
-
-
 def format_pattern(names: Sequence[str]) -> str:
     """A short pattern that expands to `names`."""
     n = len(names)
-    block = period(names)
-    if block is not None and n > 1 and n % block == 0:
+    lead, block = repeating(names)
+    if lead == 0 and block < n and n % block == 0:
         return _times(n // block, names[:block])
     parts: list[str] = []
     at = 0

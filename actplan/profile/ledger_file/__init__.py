@@ -24,6 +24,7 @@ from .structs import (
     Span,
     Stage,
     Weights,
+    kind_of,
 )
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "dump_ledger",
     "evaluate_ledger",
     "factor_value",
+    "kind_of",
     "load_ledger",
     "parse",
     "write_ledger",

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 VERSION = 1
 UNASKED = "has no language-model loss: traced to its outputs"
 """How the note ended of a trace that found no head or loss, before a ledger said so in `ending`."""
+
+
+_PLACE = re.compile(r" \((?:[\w.]+\.)?\d+\)\Z")
+
+
+def kind_of(stage: str) -> str:
+    """Return the kind of layer that a stage's name stands for.
+
+    A trace names a layer that saves otherwise than its kind does, the first one with its masks for example, after its
+    kind and its place: `GPT2Block (transformer.h.0)`. In the model it is a layer of that kind all the same.
+    """
+    return _PLACE.sub("", stage)
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
