@@ -17,26 +17,12 @@ from msgspec.structs import replace
 from ..basics.errors import InputError
 from ..profile.chain import Chain, Choice, Stage
 from ..profile.schedule import Checkpointed, Option, Schedule, Unit
-from ..training.policies import (
-    EveryK,
-    EveryLayer,
-    Explicit,
-    FirstN,
-    KeptOutputs,
-    NoCheckpoint,
-    OneIn,
-    Policy,
-    Words,
-)
+from ..training.policies import Explicit, KeptOutputs, NoCheckpoint, Policy, Words
+from .frameworks import Framework, check_per_op, framework
 from .segmented import Segmented, Subject
-from .settings import megatron_selective, torchtitan_selective, uniform
-from .solvers import Suffixes, check_family, solve
+from .solvers import Suffixes, solve
 from .solvers.single_level import EXACT_LABELS, THINNED_LABELS
 
-PER_OP = frozenset({"any", "torch", "torchtitan"})
-"""What can keep single outputs of a layer."""
-PER_OP_BY_DEFAULT = frozenset({"any", "torchtitan"})
-LISTED = frozenset({"torchtitan", "megatron"})
 PER_OP_LABELS = 400
 """Labels a stage with per-op choices, where the sets are too many to keep whole."""
 FEWEST_LABELS = 8
@@ -58,17 +44,15 @@ class Point(msgspec.Struct, frozen=True):
 class Candidates:
     """The points of one subject for one framework, by ascending peak and descending cost."""
 
-    def __init__(self, subject: Subject, only: str = "any", *, per_op: bool | None = None) -> None:
-        check_family(only)
+    def __init__(self, subject: Subject, framework: Framework, *, per_op: bool) -> None:
         if subject.run.mesh.pp > 1:
             hint = "plan a stage's layers: --set num_layers=N"
             raise InputError("a plan is for one pipeline stage", where="--pp", allowed="1", hint=hint)
-        if per_op and only not in PER_OP:
-            allowed = "with --only any, torch, torchtitan"
-            raise InputError(f"{only} cannot keep single outputs", where="--per-op", allowed=allowed)
+        if per_op:
+            check_per_op(framework)
         self.given = subject.run.checkpoint
-        self.subject, self.only = subject.whole, only
-        self.per_op = only in PER_OP_BY_DEFAULT if per_op is None else per_op
+        self.subject, self.framework = subject.whole, framework
+        self.per_op = per_op
         self.optimality: Optimality = "proven"
         self.whole: list[Point] = []
         """Of whole layers alone, once `points` are there."""
@@ -81,18 +65,15 @@ class Candidates:
     @cached_property
     def selective(self) -> tuple[Policy, ...]:
         """One setting for all layers, by what an op or a part of a layer is."""
-        if self.only == "megatron":
-            return megatron_selective(self.subject)
-        if not self.per_op:
-            return ()
-        return torchtitan_selective(self.subject) if self.only == "torchtitan" else uniform(self.subject)
+        return self.framework.selective(self.subject, per_op=self.per_op)
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
         """The whole trade-off; none is worse than another in both peak and cost."""
         found = [self._given(NoCheckpoint())]
-        if self.only in LISTED:
-            found += [self._given(policy) for policy in self._settings()]
+        if self.framework.listed:
+            settings = (*self.framework.settings(self.layers), *self.selective)
+            found += [self._given(policy) for policy in settings]
         else:
             found += self._solved()
         return tuple(_pareto(found))
@@ -100,7 +81,7 @@ class Candidates:
     @cached_property
     def lowest(self) -> Point:
         """The point of lowest peak, without all others where that is quicker."""
-        if "points" in self.__dict__ or self.only in LISTED:
+        if "points" in self.__dict__ or self.framework.listed:
             return self.points[0]
         found = [self._given(NoCheckpoint())]
         for chain, solved in self._cases(menus=False, traffic=False):
@@ -121,17 +102,6 @@ class Candidates:
     def _given(self, policy: Policy) -> Point:
         chosen = self.under(policy)
         return _measured(chosen)
-
-    def _settings(self) -> Iterator[Policy]:
-        """Everything that torchtitan or Megatron-Core can be set to (`schedule.families`)."""
-        n = self.layers
-        if self.only == "megatron":
-            yield from (EveryK(k) for k in range(1, n + 1))
-            yield from (FirstN(k) for k in range(1, n))
-        else:
-            yield EveryLayer()
-            yield from (Explicit(tuple((i, i) for i in range(k - 1, n, k))) for k in range(2, n + 1))
-        yield from self.selective
 
     def _solved(self) -> Iterator[Point]:
         """Whole layers, to the optimum; then, where asked for, single outputs as well."""
@@ -177,7 +147,7 @@ class Candidates:
                 chain,
                 allowed=allowed,
                 storable=storable,
-                single=self.only == "hf",
+                single=not self.framework.long_segments,
                 exact_labels=whole,
                 thinned_labels=thinned,
             )
@@ -222,12 +192,13 @@ class Candidates:
 
 def candidates(subject: Subject, only: str = "any", *, per_op: bool | None = None) -> Candidates:
     """The one set of candidates of a subject and framework."""
-    return _candidates(subject.checkpointing(), only, only in PER_OP_BY_DEFAULT if per_op is None else per_op)
+    about = framework(only)
+    return _candidates(subject.checkpointing(), about, about.per_op_by_default if per_op is None else per_op)
 
 
 @lru_cache(maxsize=32)
-def _candidates(subject: Subject, only: str, per_op: bool) -> Candidates:
-    return Candidates(subject, only, per_op=per_op)
+def _candidates(subject: Subject, about: Framework, per_op: bool) -> Candidates:
+    return Candidates(subject, about, per_op=per_op)
 
 
 def rebuilt_bytes(chosen: Segmented) -> int:
@@ -251,20 +222,6 @@ def as_policy(units: Sequence[Unit], keep: Callable[[Option], tuple[str, ...]]) 
         if isinstance(unit, Option):
             kept.setdefault(keep(unit), []).append(unit.stage - 1)
     return Explicit(chosen, tuple(KeptOutputs(words, tuple(layers)) for words, layers in kept.items()))
-
-
-def named_policies(candidates: Candidates) -> Iterator[Policy]:
-    """Policies with a name that the framework can run, the plainest first."""
-    n, only = candidates.layers, candidates.only
-    yield NoCheckpoint()
-    yield EveryLayer()
-    if only not in ("hf", "torchtitan"):
-        yield from (EveryK(k) for k in range(2, n + 1))
-    if only != "torchtitan":
-        yield from (FirstN(k) for k in range(1, n))
-    if only not in LISTED:
-        yield from (OneIn(k) for k in range(2, n + 1))
-    yield from candidates.selective
 
 
 def _builder(candidates: Candidates, chain: Chain, suffixes: Suffixes, peak: int, cost: int) -> Callable[[], Segmented]:

@@ -11,19 +11,9 @@ from ..profile.chain import Chain
 from ..profile.evaluation import evaluate
 from ..profile.schedule import Checkpointed, Option, Schedule, Unit
 from ..report import Alternative, FrontierPoint, Plan, PlanUnit
-from ..training.policies import Explicit
-from .solvers import (
-    FAMILIES,
-    Frontier,
-    blocks,
-    every_k,
-    every_layer,
-    first_n,
-    heaviest_n,
-    no_checkpoint,
-    one_in_k,
-    sqrt_segments,
-)
+from ..training.policies import Blocks, EveryK, EveryLayer, Explicit, FirstN, Heaviest, NoCheckpoint, Policy, Sqrt
+from .frameworks import framework
+from .solvers import Frontier, under
 from .solvers import frontier as solve_frontier
 from .solvers import plan as solve_plan
 
@@ -49,7 +39,7 @@ def plan(
             limit_bytes=limit,
             reserved_bytes=reserved_bytes,
             only=only,
-            per_op=only != "hf",
+            per_op=framework(only).menus,
             feasible=False,
             dominated_by=where,
             lowest_peak_bytes=found.peak_bytes,
@@ -60,7 +50,7 @@ def plan(
         limit_bytes=limit,
         reserved_bytes=reserved_bytes,
         only=only,
-        per_op=only != "hf",
+        per_op=framework(only).menus,
         feasible=True,
         dominated_by=where,
         policy=policy,
@@ -112,10 +102,10 @@ def policy_text(chain: Chain, schedule: Schedule, only: str = "any", numbers: Nu
     """
     found = evaluate(chain, schedule)
     if schedule.depth() < 2:
-        for name, other in named(chain, only):
-            reached = evaluate(chain, other)
+        for policy in framework(only).named(len(chain.layers())):
+            reached = evaluate(chain, under(chain, policy))
             if reached.cost == found.cost and reached.peak_bytes <= found.peak_bytes:
-                return name
+                return str(policy)
     called = numbers or {i: i for i in range(len(chain))}
     parts = [unit for unit in schedule.units if isinstance(unit, Checkpointed)]
     if numbers is not None and schedule.depth() < 2 and not any(isinstance(unit, Option) for unit in schedule.units):
@@ -137,54 +127,39 @@ def _choices(chain: Chain, units: Sequence[Unit]) -> Iterator[str]:
             yield f"/{label}@{unit.stage}"
 
 
-def named(chain: Chain, only: str = "any") -> Iterator[tuple[str, Schedule]]:
-    """Named policies that a framework can run, on the stages that are layers."""
-    n = len(chain.layers())
-    yield "none", no_checkpoint(chain)
-    yield "layer", every_layer(chain)
-    if only not in ("hf", "torchtitan"):
-        yield from ((f"every:{k}", every_k(chain, k)) for k in range(2, n + 1))
-    if only != "torchtitan":
-        yield from ((f"first:{k}", first_n(chain, k)) for k in range(1, n))
-    if only not in ("torchtitan", "megatron"):
-        yield from ((f"one-in:{k}", one_in_k(chain, k)) for k in range(2, n + 1))
-
-
 def alternatives(chain: Chain, room: int) -> tuple[Alternative, ...]:
     """What a person would choose by rule, and whether it fits."""
-    n = len(chain.layers())
-    uniform = [(f"every:{k}", every_k(chain, k)) for k in range(1, n + 1)]
-    rules = [
-        ("no checkpointing", "none", no_checkpoint(chain)),
-        ("every layer", "layer", every_layer(chain)),
-        ("sqrt(n) segments", "sqrt", sqrt_segments(chain)),
-        ("the natural block", "block", blocks(chain)),
-        ("equal segments of lowest peak", *_lowest(chain, uniform)),
-        ("heaviest layers first, as many as it takes", *_fitting(chain, room, "heaviest")),
-        ("first layers, as many as it takes (Megatron block)", *_fitting(chain, room, "first")),
+    uniform = [EveryK(k) for k in range(1, len(chain.layers()) + 1)]
+    rules: list[tuple[str, Policy]] = [
+        ("no checkpointing", NoCheckpoint()),
+        ("every layer", EveryLayer()),
+        ("sqrt(n) segments", Sqrt()),
+        ("the natural block", Blocks()),
+        ("equal segments of lowest peak", _lowest(chain, uniform)),
+        ("heaviest layers first, as many as it takes", _fitting(chain, room, Heaviest)),
+        ("first layers, as many as it takes (Megatron block)", _fitting(chain, room, FirstN)),
     ]
-    return tuple(_alternative(chain, name, policy, schedule, room) for name, policy, schedule in rules)
+    return tuple(_alternative(chain, name, policy, room) for name, policy in rules)
 
 
-Named = tuple[str, Schedule]
+def _peak(chain: Chain, policy: Policy) -> int:
+    return evaluate(chain, under(chain, policy)).peak_bytes
 
 
-def _lowest(chain: Chain, listed: Sequence[Named]) -> Named:
-    return min(listed or [("none", no_checkpoint(chain))], key=lambda item: evaluate(chain, item[1]).peak_bytes)
+def _lowest(chain: Chain, listed: Sequence[Policy]) -> Policy:
+    return min(listed or [NoCheckpoint()], key=lambda policy: _peak(chain, policy))
 
 
-def _fitting(chain: Chain, room: int, rule: str) -> Named:
+def _fitting(chain: Chain, room: int, rule: type[Heaviest] | type[FirstN]) -> Policy:
     """As few layers of a rule as fit, or the number of lowest peak."""
-    make = heaviest_n if rule == "heaviest" else first_n
-    listed = [(f"{rule}:{k}", make(chain, k)) for k in range(1, len(chain.layers()) + 1)]
-    fits = (item for item in listed if evaluate(chain, item[1]).peak_bytes <= room)
-    return next(fits, None) or _lowest(chain, listed)
+    listed = [rule(k) for k in range(1, len(chain.layers()) + 1)]
+    return next((policy for policy in listed if _peak(chain, policy) <= room), None) or _lowest(chain, listed)
 
 
-def _alternative(chain: Chain, name: str, policy: str, schedule: Schedule, room: int) -> Alternative:
-    found = evaluate(chain, schedule)
+def _alternative(chain: Chain, name: str, policy: Policy, room: int) -> Alternative:
+    found = evaluate(chain, under(chain, policy))
     return Alternative(
-        policy=policy,
+        policy=str(policy),
         name=name,
         peak_bytes=found.peak_bytes,
         recompute_cost=chain.in_source_unit(found.cost),
@@ -195,7 +170,7 @@ def _alternative(chain: Chain, name: str, policy: str, schedule: Schedule, room:
 
 def frontier(chain: Chain, *, only: str = "any") -> Frontier:
     """The whole trade-off, nested checkpoints at its low end."""
-    return solve_frontier(chain, only, nested=only in ("any", "torch"))
+    return solve_frontier(chain, only, nested=True)
 
 
 def points(found: Frontier) -> tuple[tuple[int, int | float], ...]:
@@ -219,4 +194,4 @@ def shown_points(found: Frontier, most: int = MOST_POINTS, numbers: Numbers | No
     )
 
 
-__all__ = ["FAMILIES", "alternatives", "frontier", "plan", "points", "shown_points"]
+__all__ = ["alternatives", "frontier", "plan", "points", "shown_points"]

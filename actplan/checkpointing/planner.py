@@ -19,21 +19,13 @@ from ..training.policies import (
     Heaviest,
     KeptOutputs,
     NoCheckpoint,
-    OneIn,
     Policy,
     Sqrt,
 )
-from .candidates import (
-    Candidates,
-    Point,
-    candidates,
-    named_policies,
-    rebuilt_bytes,
-)
+from .candidates import Candidates, Point, candidates, rebuilt_bytes
 from .merged import tidied
 from .remedies import remedies
 from .segmented import Segmented, subject
-from .settings import described, runs
 from .slowdown import slowdown
 
 MOST_POINTS = 20
@@ -86,7 +78,7 @@ def _infeasible(about: Candidates, limit: int, reserved_bytes: int) -> Plan:
     return Plan(
         limit_bytes=limit,
         reserved_bytes=reserved_bytes,
-        only=about.only,
+        only=about.framework.name,
         per_op=about.per_op,
         feasible=False,
         lowest_peak_bytes=chosen.peak_bytes,
@@ -101,7 +93,7 @@ def named(about: Candidates, point: Point) -> tuple[Policy, Segmented]:
     """The point under a policy's name, where one costs as much and needs no more; else as a list of segments."""
     chosen = point.build()
     cost = chosen.evaluation.cost
-    for policy in named_policies(about):
+    for policy in (*about.framework.named(about.layers), *about.selective):
         other = about.under(policy)
         if (
             _cost(other) == cost
@@ -183,7 +175,7 @@ def alternatives(about: Candidates, room: int) -> tuple[Alternative, ...]:
     listed: dict[tuple[object, ...], tuple[str, Policy]] = {}
     for name, policy in _rules(about, room):
         chosen = about.under(policy)
-        if policy != about.given and not chosen.keeps and not runs(chosen.segments, about.layers, about.only):
+        if policy != about.given and not chosen.keeps and not about.framework.runs(chosen.segments, about.layers):
             continue
         listed.setdefault((chosen.subject.parts, chosen.segments, *chosen.keeps.items()), (name, policy))
     return tuple(_alternative(about, name, policy, room) for name, policy in listed.values())
@@ -206,11 +198,9 @@ def _rules(about: Candidates, room: int) -> Iterator[tuple[str, Policy]]:
     yield "cheapest equal segments that fit", _cheapest(about, uniform, room)
     yield "heaviest layers first, as many as it takes", _fewest(about, Heaviest, room)
     yield "first layers, as many as it takes (Megatron block)", _fewest(about, FirstN, room)
-    if about.only == "hf":
-        for k in (k for k in (2, 4) if k < about.layers):
-            yield f"one layer in {k} (Transformers every_n_layers)", OneIn(k)
+    yield from about.framework.rules(about.layers)
     for policy in about.selective:
-        yield described(policy, about.only), policy
+        yield about.framework.described(policy), policy
     if str(about.given) != "none":
         yield "the policy given", about.given
 

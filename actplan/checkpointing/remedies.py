@@ -10,7 +10,7 @@ from ..basics.errors import InputError
 from ..model import GatedDeltaNet
 from ..report import PlanRemedy
 from ..training import FUSED, Run
-from .candidates import LISTED, Candidates, candidates
+from .candidates import Candidates, candidates
 from .segmented import subject
 from .solvers import solve_nested
 
@@ -36,10 +36,10 @@ def _tried(about: Candidates) -> Iterator[tuple[str, str, int | None]]:
     if len(free) > 1:
         together = {key: value for _, _, changed in free for key, value in changed.items()}
         yield "all of these", " ".join(flags for _, flags, _ in free), _lowest(about, replace(run, **together))
-    if about.only not in ("any", "torch"):
+    if not about.framework.any_segments:
         peak = candidates(about.subject, "any").lowest.peak_bytes
         yield "segments of any length (torch.utils.checkpoint)", "--only any", peak
-    if about.only not in LISTED and about.only != "hf":
+    if about.framework.nested:
         yield "checkpoints within checkpoints (use_reentrant=False)", "", _nested(about)
     if run.micro_batch_size > 1:
         half = run.micro_batch_size // 2
@@ -77,7 +77,7 @@ def _free(about: Candidates) -> Iterator[tuple[str, str, dict[str, object]]]:
 def _lowest(about: Candidates, run: Run) -> int | None:
     """The lowest peak under another run; None where the model does not allow it."""
     try:
-        return candidates(subject(about.subject.model, run), about.only, per_op=False).lowest.peak_bytes
+        return candidates(subject(about.subject.model, run), about.framework.name, per_op=False).lowest.peak_bytes
     except InputError:
         return None
 

@@ -72,9 +72,9 @@ def command(
         raise InputError("--max is a search of its own", where="--max", allowed="without --frontier and --chain")
     room = None if limit is None else parse_bytes(limit, "--limit")
     taken = 0 if reserved is None else parse_bytes(reserved, "--reserved")
-    from ..checkpointing.solvers import check_family
+    from ..checkpointing.frameworks import framework
 
-    check_family(only)
+    framework(only)
     if chain is not None:
         if model.preset or model.model or model.settings or model.ledger:
             raise InputError("--chain stands in place of a model", where="--chain", allowed="one of the two")

@@ -90,7 +90,7 @@ def _of_model(about: Candidates) -> Iterator[Said]:
 def _floor(about: Candidates) -> Said:
     under = about.under
     floor, lowest = under(EveryLayer()).peak_bytes, about.lowest.peak_bytes
-    if lowest < floor and about.only in ("any", "torch", "megatron"):
+    if lowest < floor and about.framework.long_segments:
         yield (
             "per-layer-floor",
             f"each layer on its own cannot go below {format_gib(floor)} GiB (all {about.layers} boundaries and one "
@@ -101,7 +101,7 @@ def _floor(about: Candidates) -> Said:
 def _uniform(about: Candidates) -> Said:
     """Equal segments: where their optimum is."""
     n, under = about.layers, about.under
-    if n < 4 or about.only in ("hf", "torchtitan"):
+    if n < 4 or not about.framework.long_segments:
         return
     best = min(range(1, n + 1), key=lambda k: under(EveryK(k) if k > 1 else EveryLayer()).peak_bytes)
     stages = [layer.stage for layer in about.subject.profile.layers]

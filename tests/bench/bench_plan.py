@@ -17,10 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actplan.checkpointing.candidates import Candidates
+from actplan.checkpointing.frameworks import FRAMEWORKS
 from actplan.checkpointing.segmented import Subject
 from actplan.checkpointing.solvers import frontier
 from actplan.model.reading import load_model
 from actplan.training import Run
+
+ANY = FRAMEWORKS["any"]
 
 
 def best(run: Callable[[], object], times: int = 3) -> float:
@@ -62,10 +65,10 @@ def main() -> None:
         ("frontier of the chain, whole layers", best(lambda: frontier(chain))),
         (
             "all points, whole layers, both cases of the first layer",
-            best(lambda: Candidates(about, per_op=False).points),
+            best(lambda: Candidates(about, ANY, per_op=False).points),
         ),
-        ("all points, single outputs too", best(lambda: Candidates(about).points)),
-        ("the lowest peak alone", best(lambda: Candidates(about).lowest)),
+        ("all points, single outputs too", best(lambda: Candidates(about, ANY, per_op=True).points)),
+        ("the lowest peak alone", best(lambda: Candidates(about, ANY, per_op=True).lowest)),
         ("actplan estimate", command("estimate", "--preset", preset, "--format", "json")),
         ("actplan plan --limit 40GiB", command("plan", "--preset", preset, "--limit", "40GiB", "--format", "json")),
         ("actplan plan --no-per-op", command("plan", "--preset", preset, "--limit", "40GiB", "--no-per-op")),

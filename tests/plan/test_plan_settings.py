@@ -8,27 +8,27 @@ from hypothesis import strategies as st
 from plan_models import ATTENTION, DELTA, model, models, runs
 
 from actplan.basics.errors import InputError
+from actplan.checkpointing.frameworks import FRAMEWORKS, framework
 from actplan.checkpointing.planner import plan
 from actplan.checkpointing.segmented import segmented, subject
-from actplan.checkpointing.settings import runs as can_run
-from actplan.checkpointing.settings import torchtitan_selective, uniform
 from actplan.model import Model
 from actplan.stacks.transformers.model import walk
 from actplan.training import Run
 from actplan.training.policies import Modules, NoCheckpoint, parse_policy
 
 RUN = Run(sequence_length=256)
+TORCHTITAN = FRAMEWORKS["torchtitan"]
 
 
 def test_torchtitan_keeps_every_second_product() -> None:
     """activation_checkpoint.py: of q, k, v, o, gate, up, down the first, third, fifth and seventh, and attention."""
-    (policy,) = torchtitan_selective(subject(model(*[ATTENTION] * 4), RUN))
+    (policy,) = TORCHTITAN.selective(subject(model(*[ATTENTION] * 4), RUN), per_op=True)
     assert set(str(policy).partition(":")[2].split(",")) == {"attention", "q_proj", "v_proj", "gate_proj", "down_proj"}
 
 
 def test_torchtitans_policy_counts_in_each_layer() -> None:
     """A delta layer has five products before its network: gate_proj is kept in one kind, up_proj in the other."""
-    (policy,) = torchtitan_selective(subject(model(DELTA, ATTENTION), RUN))
+    (policy,) = TORCHTITAN.selective(subject(model(DELTA, ATTENTION), RUN), per_op=True)
     assert (
         str(policy)
         == "segments:/in_proj_qkv+in_proj_b+out_proj+up_proj@0/q_proj+v_proj+attention+gate_proj+down_proj@1"
@@ -37,8 +37,9 @@ def test_torchtitans_policy_counts_in_each_layer() -> None:
 
 
 def test_one_setting_names_what_the_model_has() -> None:
-    assert [str(p) for p in uniform(subject(model(DELTA), RUN))] == ["selective:matmul"]
-    assert [str(p) for p in uniform(subject(model(ATTENTION), RUN))] == [
+    uniform = FRAMEWORKS["any"].selective
+    assert [str(p) for p in uniform(subject(model(DELTA), RUN), per_op=True)] == ["selective:matmul"]
+    assert [str(p) for p in uniform(subject(model(ATTENTION), RUN), per_op=True)] == [
         "selective:attention",
         "selective:attention,matmul",
     ]
@@ -50,7 +51,7 @@ def test_a_plan_lists_what_its_framework_can_run(only: str) -> None:
     limit = segmented(small, RUN, NoCheckpoint()).peak_bytes
     for row in plan(small, RUN, limit, only=only).alternatives:
         found = segmented(small, RUN, parse_policy(row.policy))
-        assert found.keeps or found.subject.parts or can_run(found.segments, 6, only)
+        assert found.keeps or found.subject.parts or framework(only).runs(found.segments, 6)
         assert row.peak_bytes == found.peak_bytes
         assert row.recompute_cost == found.evaluation.cost
 

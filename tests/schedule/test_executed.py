@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actplan.checkpointing.solvers import frontier, plan, segmented, solve_nested, sqrt_segments
+from actplan.checkpointing.solvers import frontier, plan, segmented, solve_nested, under
 from actplan.profile.chain import Chain, Stage
 from actplan.profile.evaluation import evaluate
 from actplan.profile.schedule import Checkpointed, Schedule, Stored, Unit
+from actplan.training.policies import Sqrt
 
 if TYPE_CHECKING:
     import torch
@@ -256,7 +257,7 @@ def test_planned_for_a_framework(only: str, chain: Chain, reference: tuple[int, 
 
 
 def test_named_segments(chain: Chain, reference: tuple[int, int, dict[str, Any]]) -> None:
-    check(chain, sqrt_segments(chain), reference)
+    check(chain, under(chain, Sqrt()), reference)
     check(chain, segmented(chain, [(0, 1), (3, 5), (6, 6)]), reference)
 
 

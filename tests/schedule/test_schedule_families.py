@@ -10,25 +10,19 @@ from schedule_bruteforce import random_chain
 from schedule_simulator import simulate
 
 from actplan.basics.errors import InputError
+from actplan.checkpointing.frameworks import FRAMEWORKS
 from actplan.checkpointing.solvers import (
-    FAMILIES,
-    blocks,
-    every_k,
-    every_layer,
-    first_n,
     frontier,
-    heaviest_n,
-    kth_layers,
     no_checkpoint,
     offload_checkpointed,
     offload_stored,
-    one_in_k,
     plan,
-    sqrt_segments,
+    under,
 )
 from actplan.profile.chain import Chain, Choice, Stage
 from actplan.profile.evaluation import evaluate
 from actplan.profile.schedule import Checkpointed, Option, Schedule, Stored
+from actplan.training.policies import Blocks, EveryK, EveryLayer, FirstN, Heaviest, OneIn, Sqrt
 
 
 def stage(kind: str, s: int = 10, x: int = 4, **more: object) -> Stage:
@@ -52,26 +46,28 @@ def segments(schedule: Schedule) -> list[tuple[int, int]]:
 def test_named_schedules() -> None:
     singles = [(i, i) for i in range(1, 9)]
     assert segments(no_checkpoint(HYBRID)) == []
-    assert segments(every_layer(HYBRID)) == singles
-    assert segments(every_k(HYBRID, 3)) == [(1, 3), (4, 6), (7, 8)]
-    assert segments(sqrt_segments(HYBRID)) == [(1, 3), (4, 6), (7, 8)]
-    assert segments(blocks(HYBRID)) == [(1, 4), (5, 8)]
-    assert segments(one_in_k(HYBRID, 3)) == [(1, 1), (4, 4), (7, 7)]
-    assert segments(kth_layers(HYBRID, 3)) == [(3, 3), (6, 6)]
-    assert segments(first_n(HYBRID, 2)) == singles[:2]
-    assert segments(heaviest_n(HYBRID, 3)) == [(1, 1), (4, 4), (8, 8)]
+    assert segments(under(HYBRID, EveryLayer())) == singles
+    assert segments(under(HYBRID, EveryK(3))) == [(1, 3), (4, 6), (7, 8)]
+    assert segments(under(HYBRID, Sqrt())) == [(1, 3), (4, 6), (7, 8)]
+    assert segments(under(HYBRID, Blocks())) == [(1, 4), (5, 8)]
+    assert segments(under(HYBRID, OneIn(3))) == [(1, 1), (4, 4), (7, 7)]
+    torchtitan = [segments(under(HYBRID, policy)) for policy in FRAMEWORKS["torchtitan"].settings(8)]
+    assert torchtitan[:3] == [singles, [(2, 2), (4, 4), (6, 6), (8, 8)], [(3, 3), (6, 6)]]
+    assert segments(under(HYBRID, FirstN(2))) == singles[:2]
+    assert segments(under(HYBRID, Heaviest(3))) == [(1, 1), (4, 4), (8, 8)]
     for n in (0, 8, 99):
-        assert len(segments(first_n(HYBRID, n))) == len(segments(heaviest_n(HYBRID, n))) == min(n, 8)
-    with pytest.raises(ValueError, match="0 layers"):
-        every_k(HYBRID, 0)
+        assert len(segments(under(HYBRID, FirstN(n)))) == len(segments(under(HYBRID, Heaviest(n)))) == min(n, 8)
+    nothing = Chain((stage("norm", checkpointable=False),), 0)
+    for policy in (EveryLayer(), EveryK(2), Sqrt(), Blocks(), OneIn(2), FirstN(1), Heaviest(1)):
+        assert segments(under(nothing, policy)) == []
 
 
 def test_segments_never_reach_over_what_is_no_layer() -> None:
     between = Chain((stage("a"), stage("norm"), stage("a"), stage("a", checkpointable=False), stage("a")), 0)
-    assert segments(every_k(between, 2)) == [(0, 0), (2, 2), (4, 4)]
+    assert segments(under(between, EveryK(2))) == [(0, 0), (2, 2), (4, 4)]
 
 
-@pytest.mark.parametrize("only", FAMILIES)
+@pytest.mark.parametrize("only", FRAMEWORKS)
 def test_every_point_is_one_the_framework_can_run(only: str) -> None:
     found = frontier(HYBRID, only)
     layers = set(HYBRID.layers())
@@ -84,18 +80,19 @@ def test_every_point_is_one_the_framework_can_run(only: str) -> None:
             assert only != "hf" or first == last
         if only == "megatron" and segments(schedule):
             ours = segments(schedule)
-            uniform = [segments(every_k(HYBRID, k)) for k in range(1, 9)]
+            uniform = [segments(under(HYBRID, EveryK(k))) for k in range(1, 9)]
             assert ours in uniform or ours == [(i, i) for i in range(1, len(ours) + 1)]
         if only == "torchtitan" and segments(schedule):
-            assert segments(schedule) in [segments(kth_layers(HYBRID, k)) for k in range(1, 9)]
+            kth = [[(i, i) for i in range(k, 9, k)] for k in range(1, 9)]
+            assert segments(schedule) in kth
 
 
-def test_families_are_ordered_by_what_they_can() -> None:
+def test_frameworks_are_ordered_by_what_they_can() -> None:
     for seed in range(30):
         rng = Random(seed)
         chain = random_chain(rng, 8, gradients=True)
-        fronts = {only: frontier(chain, only) for only in FAMILIES}
-        for only in FAMILIES:
+        fronts = {only: frontier(chain, only) for only in FRAMEWORKS}
+        for only in FRAMEWORKS:
             for point in fronts[only].points:
                 best = fronts["any"].cheapest(point.peak_bytes)
                 assert best is not None
@@ -104,7 +101,7 @@ def test_families_are_ordered_by_what_they_can() -> None:
 
 def test_one_in_k_is_within_hf() -> None:
     for k in range(1, 9):
-        found = evaluate(HYBRID, one_in_k(HYBRID, k))
+        found = evaluate(HYBRID, under(HYBRID, OneIn(k)))
         best = frontier(HYBRID, "hf").cheapest(found.peak_bytes)
         assert best is not None
         assert best.cost <= found.cost

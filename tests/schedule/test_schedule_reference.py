@@ -15,20 +15,17 @@ import pytest
 from schedule_simulator import simulate
 
 from actplan.checkpointing.solvers import (
-    every_k,
-    every_layer,
-    first_n,
     frontier,
-    heaviest_n,
     plan,
     solve_nested,
-    sqrt_segments,
+    under,
 )
 from actplan.checkpointing.solvers.files import chain_from
 from actplan.checkpointing.solvers.planner import Frontier
 from actplan.profile.chain import Chain
 from actplan.profile.evaluation import evaluate
 from actplan.profile.schedule import Checkpointed, Schedule, Stored, Unit, joined, store_all
+from actplan.training.policies import EveryK, EveryLayer, FirstN, Heaviest, Sqrt
 
 FILE = Path(__file__).parents[1] / "reference" / "chains.json"
 DATA = json.loads(FILE.read_text())
@@ -73,7 +70,7 @@ def test_unchecked_peak_and_everything_checkpointed(name: str) -> None:
     chain, expected = chain_of(name), CHAINS[name]
     assert evaluate(chain, store_all(chain)).peak_bytes == expected["no_checkpoint_peak"]
     assert chain.in_source_unit(chain.forward_cost()) == pytest.approx(expected["forward_ms"])
-    whole = evaluate(chain, every_layer(chain))
+    whole = evaluate(chain, under(chain, EveryLayer()))
     assert whole.peak_bytes == expected["all_checkpointed"]["peak"]
     assert chain.in_source_unit(whole.cost) == pytest.approx(expected["all_checkpointed"]["cost"])
     assert frontier_of(name).lowest().peak_bytes == expected["min_peak_single_level"]
@@ -133,15 +130,15 @@ def test_framework_rules_equal_the_reference_of_their_kind(name: str) -> None:
 @pytest.mark.parametrize("name", ["homog64", "hybrid64", "random128"])
 def test_named_schedules_equal_the_reference(name: str) -> None:
     chain, expected = chain_of(name), CHAINS[name]
-    by_note = {"megatron_block_first_N": first_n}
+    by_note: dict[str, type[FirstN] | type[Heaviest]] = {"megatron_block_first_N": FirstN}
     if name != "random128":  # there the reference orders by s alone, not by s and the boundary
-        by_note["greedy_heaviest"] = heaviest_n
-    for method, make in by_note.items():
+        by_note["greedy_heaviest"] = Heaviest
+    for method, rule in by_note.items():
         for entry in expected["other_methods"][method].values():
-            check_share(name, make(chain, int(entry["note"].removeprefix("N="))), entry["peak_pct"])
+            check_share(name, under(chain, rule(int(entry["note"].removeprefix("N=")))), entry["peak_pct"])
     for entry in expected["other_methods"]["sqrt_all"].values():
-        assert evaluate(chain, sqrt_segments(chain)).cost == chain.forward_cost()
-        check_share(name, every_k(chain, 11 if name == "random128" else 8), entry["peak_pct"])
+        assert evaluate(chain, under(chain, Sqrt())).cost == chain.forward_cost()
+        check_share(name, under(chain, EveryK(11 if name == "random128" else 8)), entry["peak_pct"])
 
 
 def check_share(name: str, schedule: Schedule, percent: float) -> None:
@@ -189,7 +186,7 @@ def test_uniform_groups_of_the_reference() -> None:
     chain, expected = chain_of("homog64"), CHAINS["homog64"]
     for entry in expected["other_methods"]["uniform_group_k(best k)"].values():
         k = int(entry["note"].removeprefix("k="))
-        peak = evaluate(chain, every_k(chain, k)).peak_bytes / expected["no_checkpoint_peak"] * 100
+        peak = evaluate(chain, under(chain, EveryK(k))).peak_bytes / expected["no_checkpoint_peak"] * 100
         assert peak >= entry["peak_pct"] - 6e-4  # the reference leaves the last group stored
 
 

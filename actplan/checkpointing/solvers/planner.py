@@ -9,7 +9,8 @@ from typing import Literal
 from ...profile.chain import Chain
 from ...profile.evaluation import Evaluation, evaluate
 from ...profile.schedule import Schedule
-from .families import ENUMERATED, NESTED, check_family, evaluated, may_checkpoint
+from ..frameworks import Framework, framework
+from .listed import evaluated
 from .nested import Nested, solve_nested
 from .pipeline import solve_in_flight
 from .single_level import Suffixes, solve
@@ -39,7 +40,7 @@ class Point:
 class Frontier:
     """Points by ascending peak and descending cost; none is worse than another in both.
 
-    `optimality` is about the family: `proven` where no schedule that it can run beats any point.
+    `optimality` is about the framework: `proven` where no schedule that it can run beats any point.
     """
 
     chain: Chain
@@ -89,18 +90,18 @@ def frontier(chain: Chain, only: str = "any", *, nested: bool = False, in_flight
     """The whole frontier of peak against recompute cost.
 
     Args:
-        only: the framework that is to run it (`families`).
+        only: the framework that is to run it, by its name (`frameworks`).
         nested: whether nested checkpoints carry the frontier below the lowest single-level peak.
         in_flight: microbatches in flight (a pipeline stage); nested checkpoints are then left out.
     """
-    check_family(only)
-    if in_flight > 1 or only in ENUMERATED:
-        return _listed(chain, only, in_flight)
-    suffixes = solve(chain, allowed=may_checkpoint(chain, only), single=only == "hf", menus=only != "hf")
+    about = framework(only)
+    if in_flight > 1 or about.listed:
+        return _listed(chain, about, in_flight)
+    suffixes = solve(chain, allowed=about.may_checkpoint(chain), single=not about.long_segments, menus=about.menus)
     level: Optimality = "proven" if suffixes.exact else "heuristic"
     points = [Point(peak, cost, level, False, _single(suffixes, peak, cost)) for peak, cost in suffixes.points()]
-    if nested and only in NESTED:
-        points = [*_below(chain, only, points[0].peak_bytes - 1), *points]
+    if nested and about.nested:
+        points = [*_below(chain, about, points[0].peak_bytes - 1), *points]
     whole = all(point.optimality == "proven" for point in points)
     return Frontier(chain, only, tuple(points), "proven" if whole else "heuristic")
 
@@ -116,8 +117,9 @@ def plan(chain: Chain, limit: int, only: str = "any", *, nested: bool | None = N
     """
     whole = frontier(chain, only, in_flight=in_flight)
     point = whole.cheapest(limit)
-    if only in NESTED and in_flight == 1 and (nested or (nested is None and point is None)):
-        point = _nested_plan(chain, only, limit, whole.lowest(), point)
+    about = framework(only)
+    if about.nested and in_flight == 1 and (nested or (nested is None and point is None)):
+        point = _nested_plan(chain, about, limit, whole.lowest(), point)
     chosen = point or whole.lowest()
     schedule = chosen.schedule()
     evaluation = evaluate(chain, schedule)
@@ -125,20 +127,20 @@ def plan(chain: Chain, limit: int, only: str = "any", *, nested: bool | None = N
     return Plan(limit, feasible, schedule, evaluation, chosen.optimality, only, in_flight)
 
 
-def _nested_plan(chain: Chain, only: str, limit: int, lowest: Point, point: Point | None) -> Point | None:
+def _nested_plan(chain: Chain, about: Framework, limit: int, lowest: Point, point: Point | None) -> Point | None:
     """The cheaper of `point` and the best nested one; where neither fits, the lowest that nesting reaches."""
-    below = _below(chain, only, limit if point is not None else lowest.peak_bytes - 1)
+    below = _below(chain, about, limit if point is not None else lowest.peak_bytes - 1)
     fitting = [nested for nested in below if nested.peak_bytes <= limit]
     if not fitting:
         return point or (below[0] if below else lowest)
     return fitting[-1] if point is None or fitting[-1].cost < point.cost else point
 
 
-def _below(chain: Chain, only: str, limit: int) -> list[Point]:
+def _below(chain: Chain, about: Framework, limit: int) -> list[Point]:
     """The nested points under `limit` bytes."""
     if limit <= 0:
         return []
-    found = solve_nested(chain, limit, allowed=may_checkpoint(chain, only))
+    found = solve_nested(chain, limit, allowed=about.may_checkpoint(chain))
     return [_nested_point(found, size, cost) for size, cost in found.points()]
 
 
@@ -156,22 +158,22 @@ def _single(suffixes: Suffixes, peak: int, cost: int) -> Callable[[], Schedule]:
     return lambda: suffixes.schedule(peak, cost)
 
 
-def _listed(chain: Chain, only: str, in_flight: int) -> Frontier:
-    """The frontier where every candidate is at hand: enumerated families, several microbatches in flight."""
+def _listed(chain: Chain, about: Framework, in_flight: int) -> Frontier:
+    """The frontier where every candidate is at hand: frameworks of few settings, several microbatches in flight."""
     exact = True
     found: Iterable[tuple[int, int, Callable[[], Schedule]]]
-    if only in ENUMERATED:
-        found = [(e.peak_in_flight(in_flight), e.cost, _given(s)) for e, s in evaluated(chain, only)]
+    if about.listed:
+        found = [(e.peak_in_flight(in_flight), e.cost, _given(s)) for e, s in evaluated(chain, about)]
     else:
-        may = may_checkpoint(chain, only)
-        labels, exact = solve_in_flight(chain, allowed=may, single=only == "hf", menus=only != "hf")
+        may = about.may_checkpoint(chain)
+        labels, exact = solve_in_flight(chain, allowed=may, single=not about.long_segments, menus=about.menus)
         found = [((in_flight - 1) * label.kept + label.need, label.cost, label.schedule) for label in labels]
     level: Optimality = "proven" if exact else "heuristic"
     points: list[Point] = []
     for peak, cost, build in sorted(found, key=lambda item: item[:2]):
         if not points or cost < points[-1].cost:
             points.append(Point(peak, cost, level, False, build))
-    return Frontier(chain, only, tuple(points), level, in_flight)
+    return Frontier(chain, about.name, tuple(points), level, in_flight)
 
 
 def _given(schedule: Schedule) -> Callable[[], Schedule]:

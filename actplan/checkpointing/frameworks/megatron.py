@@ -1,0 +1,66 @@
+"""Megatron-Core: transformer/transformer_block.py (`_checkpointed_forward`) and transformer_config.py
+(`recompute_granularity`, `recompute_method`, `recompute_modules`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ...model import Attention, LatentAttention
+from ...stacks.transformers.names import names_of
+from ...training.policies import CORE, EveryK, EveryLayer, FirstN, Modules, NoCheckpoint, Policy, Segment
+from .framework import Framework
+
+if TYPE_CHECKING:
+    from ..segmented import Subject
+
+
+class Megatron(Framework):
+    """`full` + `uniform`, groups of k layers; `full` + `block`, the first n; `selective`, parts of every layer."""
+
+    name = "megatron"
+    listed = True
+
+    def runs(self, segments: Sequence[Segment], layers: int) -> bool:
+        """Return whether they are groups of k consecutive layers, or the first n."""
+        if not segments:
+            return True
+        size = segments[0][1] + 1
+        groups = [(i, min(i + size, layers) - 1) for i in range(0, layers, size)]
+        first = [(i, i) for i in range(len(segments))]
+        return list(segments) in (groups, first)
+
+    def settings(self, layers: int) -> Iterator[Policy]:
+        """Yield `uniform` with `recompute_num_layers` from 1 to all, then `block` with 1 to all but one.
+
+        Before Megatron-LM#3562 (2026) `uniform` raised IndexError where k does not divide the layers.
+        """
+        yield from (EveryK(k) for k in range(1, layers + 1))
+        yield from (FirstN(n) for n in range(1, layers))
+
+    def named(self, layers: int) -> Iterator[Policy]:
+        """Yield none, every layer, groups of k layers, the first n layers."""
+        yield from (NoCheckpoint(), EveryLayer())
+        yield from (EveryK(k) for k in range(2, layers + 1))
+        yield from (FirstN(n) for n in range(1, layers))
+
+    def selective(self, subject: Subject, *, per_op: bool) -> tuple[Policy, ...]:
+        """Return `recompute_granularity=selective`: `core_attn`, `mlp` (here the dense network and the experts
+        with theirs, Megatron's `mlp` and `moe`), and both.
+
+        Of its other modules `layernorm`, `moe_act` and `mla_up_proj` discard their outputs as well
+        (megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput), which no checkpoint of torch does.
+        """
+        attends = any(isinstance(layer.mixer, Attention | LatentAttention) for layer in subject.model.layers)
+        names = names_of(subject.model.naming)
+        mlp = names.get("mlp", "mlp")
+        parts: list[tuple[str, ...]] = [(CORE,)] if attends else []
+        if mlp and any(layer.mlp is not None for layer in subject.model.layers):
+            parts += [(mlp,), (CORE, mlp)] if attends and names.get("self_attn") != mlp else [(mlp,)]
+        return tuple(map(Modules, parts))
+
+    def described(self, policy: Policy) -> str:
+        """Return the modules in words."""
+        if isinstance(policy, Modules):
+            return f"{' and '.join(policy.names)} run again (Megatron selective)"
+        return super().described(policy)
