@@ -1,1 +1,4 @@
-"""What fits: the cheapest schedule within a limit, the whole trade-off, the largest length, batch or depth."""
+"""Where to checkpoint: the table of segmentations, what each framework can run, the cheapest schedule within a limit.
+
+Nothing is imported here: `estimate` needs the table, and neither the planner nor the solvers.
+"""
