@@ -36,7 +36,7 @@ class Policy(NamedTuple):
 
 
 def parse(text: str, layers: int, block: int = 1) -> Policy:
-    """Read a policy as the README describes its language; `block` is the length of the repeating pattern."""
+    """Read a policy as docs/checkpointing.md describes its language; `block` is the length of the repeating pattern."""
     word, _, rest = text.partition(":")
     if word == "segments":
         return _segments(rest)

@@ -41,7 +41,7 @@ def test_the_trainer(changes: dict[str, Any], words: list[Any]) -> None:
 
 
 def test_what_trainers_do_by_default() -> None:
-    """What the README and the recipes say of them."""
+    """What the documents and the recipes say of them."""
     assert measure("trainers.defaults") == {
         "optimizer": "adamw_torch_fused",
         "trainer_checkpoints": False,
