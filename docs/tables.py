@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -119,7 +120,8 @@ NOTES = {"estimate": ESTIMATE_NOTES, "budget": BUDGET_NOTES, "plan": PLAN_NOTES,
 # --- what the package can print -------------------------------------------------------------------------------
 
 
-def codes() -> set[str]:
+@cache
+def codes() -> frozenset[str]:
     """Every code of a note in the package's source: `Note(code="…")` anywhere, `yield "…", …` in `actplan/notes`."""
     found: set[str] = set()
     for path in sorted((ROOT / "actplan").rglob("*.py")):
@@ -129,7 +131,7 @@ def codes() -> set[str]:
             elif isinstance(node, ast.Yield) and "notes" in path.parts:
                 pairs = [part for part in ast.walk(node) if isinstance(part, ast.Tuple) and len(part.elts) == 2]
                 found.update(_words(pair.elts[0] for pair in pairs[:1]))
-    return found
+    return frozenset(found)
 
 
 def _words(nodes: Iterable[ast.expr]) -> Iterator[str]:

@@ -96,6 +96,13 @@ def test_a_path_is_there(page: str, path: str) -> None:
     assert (ROOT / path).exists(), page
 
 
+def test_every_file_of_reference_data_has_its_origin() -> None:
+    folder = ROOT / "tests" / "reference"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    named = [f"`{path.name}{'/' if path.is_dir() else ''}`" for path in folder.iterdir() if path.name != "README.md"]
+    assert [name for name in named if name not in text] == []
+
+
 # --- notes and JSON -------------------------------------------------------------------------------------------
 
 RUNS = [
