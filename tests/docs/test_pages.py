@@ -48,6 +48,14 @@ def test_every_example_runs(
     assert out or "-o" in words
 
 
+def test_the_specification_of_the_page_is_planned(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", TEXTS["docs/models.md"], flags=re.DOTALL)
+    file = tmp_path / "mine.yaml"
+    file.write_text(block, encoding="utf-8")
+    assert run(["estimate", "--model", str(file), "--get", "model.num_layers"]) == 0
+    assert capfd.readouterr().out == "64\n"
+
+
 def test_the_readme_is_short_and_gives_the_two_commands() -> None:
     """`.ci/run` takes the first line of the first block under each of these headings."""
     text = README.read_bytes().decode()
