@@ -94,12 +94,12 @@ def paths() -> Iterator[tuple[str, str]]:
             yield page, found
 
 
-@pytest.mark.parametrize(("page", "target"), [*dict.fromkeys(links())], ids="-".join)
+@pytest.mark.parametrize(("page", "target"), [*dict.fromkeys(links())])
 def test_a_link_leads_to_a_file(page: str, target: str) -> None:
     assert ((ROOT / page).parent / target.partition("#")[0]).exists()
 
 
-@pytest.mark.parametrize(("page", "path"), [*dict.fromkeys(paths())], ids="-".join)
+@pytest.mark.parametrize(("page", "path"), [*dict.fromkeys(paths())])
 def test_a_path_is_there(page: str, path: str) -> None:
     assert (ROOT / path).exists(), page
 
