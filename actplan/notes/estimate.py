@@ -1,4 +1,4 @@
-"""What a reader must know beside the numbers. Codes are stable words, listed in the README."""
+"""What a reader must know beside the numbers. Codes are stable words, listed in docs/notes.md."""
 
 from __future__ import annotations
 
