@@ -136,9 +136,12 @@ def _span(part: str, where: str) -> list[int]:
 
 def _scaled(number: str, unit: int, where: str, *, exact: bool = True) -> int:
     """`number` × `unit` as an integer, without going through a float."""
+    digits = number.replace("_", "")
+    if digits.isdecimal():
+        return int(digits) * unit
     from fractions import Fraction
 
-    value = Fraction(number.replace("_", "")) * unit
+    value = Fraction(digits) * unit
     if value.denominator != 1 and exact:
         raise InputError(f"{number} is not a whole number", where=where, allowed="a whole number such as 8192 or 8k")
     return int(value)
