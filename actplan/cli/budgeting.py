@@ -13,7 +13,8 @@ from ..basics.units import parse_bytes, parse_count, parse_dtype, parse_tokens
 from ..model import Model
 from ..report import Report
 from ..training import Run
-from .options import BudgetOptions, RunOptions
+from .budget_options import BudgetOptions
+from .options import RunOptions
 
 if TYPE_CHECKING:
     from ..memory.budget import Job

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from .budget_options import BudgetOptions
 from .budgeting import settled, with_budget
 from .grouping import grouped
-from .options import BudgetOptions, ModelOptions, RunOptions
+from .options import ModelOptions, RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:

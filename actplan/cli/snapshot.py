@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..basics.errors import InputError
-from .options import BudgetOptions, ModelOptions, RunOptions
+from .budget_options import BudgetOptions
+from .options import ModelOptions, RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from ..basics.errors import InputError
 from ..model import Model
 from ..training import Run
 from .axes import numbers
+from .budget_options import BudgetOptions
 from .budgeting import budget_row, settled_point
 from .grouping import grouped
-from .options import BudgetOptions, ModelOptions, RunOptions
+from .options import ModelOptions, RunOptions
 from .output import OutputOptions
 from .progress import shown
 

@@ -13,8 +13,9 @@ from ..basics.errors import ActplanError, InputError
 from ..basics.units import parse_count
 from ..training import Run
 from ..training.policies import EveryK, EveryLayer, NoCheckpoint
+from .budget_options import BudgetOptions
 from .grouping import grouped
-from .options import BudgetOptions, ModelOptions, RunOptions
+from .options import ModelOptions, RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:

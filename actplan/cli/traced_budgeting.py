@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from ..basics.errors import InputError
 from ..basics.units import parse_dtype
 from ..report import Note, Report
+from .budget_options import BudgetOptions
 from .budgeting import job_of, sizes, target_of
-from .options import BudgetOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
