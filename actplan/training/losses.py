@@ -1,6 +1,6 @@
 """The losses that a step can end in: one table, which every part that depends on the loss asks.
 
-What each of them allocates is in `stacks.transformers.losses`; here stands only what the rest of a plan must know of it.
+What each of them allocates is in `stacks.transformers.losses`. Here stands what the rest of a plan must know of it.
 """
 
 from __future__ import annotations
