@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ..basics.errors import InputError
+if TYPE_CHECKING:
+    from ..memory.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,8 @@ class BudgetOptions:
         "0.4"
     )
 
-    def check_traced(self) -> None:
-        """Errors if anything is asked for that a ledger does not tell."""
-        for name in ("tokens", "pp_schedule", "pp_split"):
-            if getattr(self, name) is not None:
-                wrong = "a traced model is on one pipeline stage, and not priced"
-                raise InputError(wrong, where=f"--{name.replace('_', '-')}")
+    def setup(self) -> Setup:
+        """The same words, to be read where a budget is made."""
+        from ..memory.setup import Setup
 
-    @property
-    def wanted(self) -> bool:
-        """Whether a budget is asked for at all."""
-        named = (self.recipe, self.optimizer, self.offload, self.reshard, self.replicas, self.microbatches)
-        more = (self.zero_grad, self.pp_schedule, self.pp_split, self.gpu, self.limit, self.allocator)
-        return self.optimizer_in_backward or any(value is not None for value in (*named, *more))
+        return Setup(**vars(self))

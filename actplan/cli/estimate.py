@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
-
 from .budget_options import BudgetOptions
-from .budgeting import settled, with_budget
 from .grouping import grouped
 from .options import ModelOptions, RunOptions
 from .output import OutputOptions
+from .settled import asked
 
 if TYPE_CHECKING:
-    from ..render.blocks import Block
-    from ..render.csv import Sheet
+    from ..memory.setup import Setup
+    from ..model import Model
+    from ..traced import TracedModel
+    from ..training import Run
 
 
 @grouped
@@ -26,27 +26,20 @@ def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output:
     whether it fits (exit 1 if not).
     """
     output.kind()
-    traced = model.traced()
-    if traced is not None:
-        from .trace import show
+    return show(*asked(model, run, budget), output)
 
-        budget.check_traced()
-        return show(traced, run.traced_run(), model.reference, output, budget)
-    from .. import answers as estimate
 
-    planned = model.load()
-    settings = settled(planned, run, budget)
-    report = with_budget(estimate.estimate(planned, settings), planned, settings, budget)
+def show(planned: Model | TracedModel, run: Run, setup: Setup, output: OutputOptions) -> int:
+    """Print the estimate of a run, and return the exit code: 1 where it does not fit."""
+    from msgspec import UNSET
 
-    def blocks() -> list[Block]:
-        from ..render.estimate import blocks
+    from .. import answers
+    from ..render import estimate as view
 
-        return blocks(report, bars=estimate.layer_bar(planned, settings))
-
-    def sheet() -> Sheet:
-        from ..render.estimate import sheet
-
-        return sheet(report)
-
-    output.emit(report, blocks, sheet)
+    report = answers.estimate(planned, run, setup)
+    output.emit(
+        report,
+        lambda: view.blocks(report, bars=answers.layer_bar(planned, run)),
+        lambda: view.sheet(report),
+    )
     return 0 if report.fit is UNSET or report.fit.fits else 1

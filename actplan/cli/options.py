@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec.structs import replace
 from typer import Option
 
 from ..basics.errors import InputError
 from ..basics.units import parse_count, parse_dtype
 from ..model import Model
 from ..training import LOSSES, FakeQuantised, Frozen, Lora, Run
+from ..training.given import Given, based
 from ..training.mesh import Mesh
 from .axes import MAX_DIGITS, RUN_AXES, RunAxis
 
 if TYPE_CHECKING:
-    from ..profile.ledger_file import Ledger
-    from ..training.recipes import Recipe
+    from ..traced import TracedModel
 
 DEFAULT_PRESET = "qwen-27b"
 QAT = ("weights", "all")
@@ -54,7 +51,7 @@ class ModelOptions:
         """The model as the user named it."""
         return self.ledger or self.model or self.preset or DEFAULT_PRESET
 
-    def traced(self) -> Ledger | None:
+    def traced(self) -> TracedModel | None:
         """The traced model, if that is what is named."""
         if self.ledger is None:
             return None
@@ -62,12 +59,13 @@ class ModelOptions:
             raise InputError(
                 "a ledger is a whole model", where="--ledger", allowed="without --preset, --model and --set"
             )
-        from ..profile.ledger_file import load_ledger
+        from ..loading import load_ledger
 
         return load_ledger(self.ledger)
 
     def load(self, settings: Sequence[str] | None = None) -> Model:
         """The model named, with `--set` applied (or the settings given here instead)."""
+        from ..loading import hub_cache
         from ..model.reading import load_model
 
         if self.ledger is not None:
@@ -237,27 +235,20 @@ class RunOptions:
         """The one run that is meant, before its recipe and the checkpoint decide about its base."""
         return self.assemble(model, {axis.field: _only(axis, values) for axis, values in self.axes().items()})
 
-    def based(self, run: Run, model: Model | None, recipe: Recipe | None = None) -> Run:
-        """A run with its quantised base as the options, the checkpoint and the recipe have it (`quantising`)."""
-        asked = self.quantise is not None
-        plain = run.quantised is None and not (self.quantise_experts or self.bitsandbytes)
-        if plain and (model is None or model.quantization is None):
-            return run
-        from ..training.quantising import check, parse_version, settled
+    def based(self, run: Run, model: Model | None) -> Run:
+        """A run with its quantised base as the options and the checkpoint have it."""
+        return based(run, model, self.given(run))
 
-        if model is not None:
-            run = settled(run, model, asked=asked)
-        if self.quantise_experts or self.bitsandbytes:
-            if run.quantised is None:
-                where = "--quantise-experts" if self.quantise_experts else "--bitsandbytes"
-                raise InputError("no base is quantised", where=where, allowed="with --recipe qlora, or --quantise")
-            base = replace(run.quantised, experts=self.quantise_experts)
-            if self.bitsandbytes is not None:
-                base = replace(base, version=parse_version(self.bitsandbytes))
-            run = replace(run, quantised=base)
-        if model is not None:
-            check(run, model, recipe, asked=asked)
-        return run
+    def given(self, run: Run) -> Given:
+        """Which settings of an assembled run the options chose."""
+        return Given(
+            dtype=None if self.dtype is None else run.dtype,
+            precision=None if self.precision is None else run.precision,
+            lora_dtype=None if self.lora_dtype is None else parse_dtype(self.lora_dtype, "--lora-dtype"),
+            quantised=self.quantise is not None,
+            experts=self.quantise_experts,
+            bitsandbytes=self.bitsandbytes,
+        )
 
     def traced_run(self) -> Run:
         """The one run of a traced model: batch, length and policy; the trace decided everything else."""
@@ -374,16 +365,6 @@ def _only(axis: RunAxis, values: Sequence[object]) -> object:
         hint = "`actplan sweep` takes lists and ranges"
         raise InputError(f"{len(values)} values", where=axis.flag, allowed="one value", hint=hint)
     return values[0]
-
-
-def hub_cache() -> Path:
-    """Where Hugging Face keeps what it fetched (huggingface_hub/constants.py)."""
-    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if given:
-        return Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")  # noqa: PTH118
-    return Path(os.path.expandvars(home)).expanduser() / "hub"
 
 
 def _is_text(text: str) -> bool:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from ..basics.errors import InputError
-from ..basics.units import parse_bytes
 from .grouping import grouped
 from .options import ModelOptions, RunOptions
 from .output import OutputOptions, write, write_file
+from .settled import without_budget
 
 if TYPE_CHECKING:
-    from ..profile.chain import Chain
-    from ..profile.ledger_file import Ledger
+    from ..checkpointing.goal import Goal
     from ..report import Report
 
 PICTURES = (".svg", ".html", ".htm", ".png")
@@ -62,36 +61,24 @@ def command(
     """
     picture = output.output is not None and Path(output.output).suffix.lower() in PICTURES
     output.kind()
-    if picture and not frontier:
-        raise InputError("a picture is drawn of the whole trade-off", where="-o", hint="add --frontier")
-    if picture and (output.format is not None or output.get is not None):
-        raise InputError("a picture has no --format and no value to --get", where="-o", allowed=".json, .csv, .md")
-    if limit is None and (most is not None or not frontier):
-        raise InputError("no limit", where="--limit", allowed="a size such as 40GiB", hint="--frontier needs none")
-    if most is not None and (frontier or chain is not None):
-        raise InputError("--max is a search of its own", where="--max", allowed="without --frontier and --chain")
-    room = None if limit is None else parse_bytes(limit, "--limit")
-    taken = 0 if reserved is None else parse_bytes(reserved, "--reserved")
-    from ..checkpointing.frameworks import framework
+    if picture:
+        _check_picture(output, frontier=frontier)
+    from ..checkpointing.goal import Goal
 
-    framework(only)
+    goal = Goal(limit=limit, reserved=reserved, only=only, per_op=per_op, frontier=frontier, largest=most)
+    goal.check()
     if chain is not None:
-        if model.preset or model.model or model.settings or model.ledger:
-            raise InputError("--chain stands in place of a model", where="--chain", allowed="one of the two")
-        report = _measured(chain, chain_name, room, taken, only, frontier=frontier)
+        report = _measured(chain, chain_name, model, goal)
     elif chain_name is not None:
         raise InputError("no file of chains", where="--chain-name", allowed="with --chain FILE")
-    elif (traced := model.traced()) is not None:
-        if most is not None or per_op:
-            raise InputError(
-                "a ledger holds whole layers at one number of them", where="--ledger", allowed="without --max, --per-op"
-            )
-        report = _of_ledger(traced, run, model.reference, room, taken, only, frontier=frontier)
     else:
-        report = _planned(model, run, room, taken, only, per_op, frontier=frontier, most=most)
+        from .. import answers
+
+        report = answers.plan(*without_budget(model, run), goal)
     title = Path(chain).name if chain else ""
     if picture:
-        _draw(Path(str(output.output)), report, title or model.reference, None if room is None else room - taken)
+        room = None if goal.room is None else goal.room - goal.taken
+        _draw(Path(str(output.output)), report, title or model.reference, room)
     else:
         from ..render import plan as view
 
@@ -99,83 +86,22 @@ def command(
     return _exit_code(report)
 
 
-def _planned(
-    model: ModelOptions,
-    run: RunOptions,
-    room: int | None,
-    taken: int,
-    only: str,
-    per_op: bool | None,
-    *,
-    frontier: bool,
-    most: str | None,
-) -> Report:
-    from ..answers import model_info, run_info
-    from ..checkpointing import planner as planning
-    from ..checkpointing.largest import largest
-    from ..notes import plan as notes
-    from ..report import Report
+def _measured(chain: str, name: str | None, model: ModelOptions, goal: Goal) -> Report:
+    """The plan of a measured chain."""
+    if goal.largest is not None:
+        raise InputError("--max is a search of its own", where="--max", allowed="without --frontier and --chain")
+    if model.preset or model.model or model.settings or model.ledger:
+        raise InputError("--chain stands in place of a model", where="--chain", allowed="one of the two")
+    from .. import answers
 
-    planned = model.load()
-    settings = run.run(planned)
-    parts: dict[str, object] = {}
-    said: tuple[object, ...] = ()
-    if most is not None:
-        assert room is not None
-        found = largest(planned, settings, room, most, only=only, per_op=per_op, reserved_bytes=taken)
-        parts["largest"], said = found, notes.largest_notes(found)
-    if frontier:
-        parts["frontier"] = planning.frontier(planned, settings, only=only, per_op=per_op)
-        parts["frontier_points"] = planning.frontier_points(planned, settings, only=only, per_op=per_op)
-        said = notes.frontier_notes(planned, settings, only, per_op)
-    if frontier and room is None:
-        parts["alternatives"] = planning.rules(planned, settings, only=only, per_op=per_op)
-    if room is not None and most is None:
-        one = planning.plan(planned, settings, room, only=only, per_op=per_op, reserved_bytes=taken)
-        parts["plan"], said = one, notes.plan_notes(planned, settings, one)
-    about = {"model": model_info(planned, settings), "run": run_info(planned, settings)}
-    return Report(**about, **parts, notes=said)  # type: ignore[arg-type]
+    return answers.plan_chain(chain, name, goal)
 
 
-def _measured(path: str, name: str | None, room: int | None, taken: int, only: str, *, frontier: bool) -> Report:
-    from ..checkpointing.solvers import read_chain
-    from ..report import Report
-
-    parts = _of_chain(read_chain(path, name), room, taken, only, frontier=frontier)
-    return Report(**parts)  # type: ignore[arg-type]
-
-
-def _of_ledger(
-    ledger: Ledger, run: RunOptions, source: str, room: int | None, taken: int, only: str, *, frontier: bool
-) -> Report:
-    """A traced model as a chain: its plan names layers, as `estimate --ledger --checkpoint` does."""
-    from ..report import Report
-    from ..traced import estimate as estimated
-    from ..traced.ending import check_verdict
-
-    settings = run.traced_run()
-    if room is not None:
-        check_verdict(ledger)
-    found = estimated.Traced(ledger, settings)
-    numbers = {place: layer for layer, place in enumerate(found.places)}
-    parts = _of_chain(found.chain, room, taken, only, frontier=frontier, numbers=numbers)
-    about = {"model": estimated.model_info(found, source), "run": estimated.run_info(ledger, settings)}
-    return Report(**about, **parts, notes=estimated.notes(found))  # type: ignore[arg-type]
-
-
-def _of_chain(
-    chain: Chain, room: int | None, taken: int, only: str, *, frontier: bool, numbers: Mapping[int, int] | None = None
-) -> dict[str, object]:
-    from ..checkpointing import measured
-
-    parts: dict[str, object] = {}
-    if frontier:
-        whole = measured.frontier(chain, only=only)
-        parts["frontier"] = measured.points(whole)
-        parts["frontier_points"] = measured.shown_points(whole, numbers=numbers)
-    if room is not None:
-        parts["plan"] = measured.plan(chain, room, only=only, reserved_bytes=taken, numbers=numbers)
-    return parts
+def _check_picture(output: OutputOptions, *, frontier: bool) -> None:
+    if not frontier:
+        raise InputError("a picture is drawn of the whole trade-off", where="-o", hint="add --frontier")
+    if output.format is not None or output.get is not None:
+        raise InputError("a picture has no --format and no value to --get", where="-o", allowed=".json, .csv, .md")
 
 
 def _exit_code(report: Report) -> int:

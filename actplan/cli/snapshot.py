@@ -29,24 +29,15 @@ def show(path: str, model: ModelOptions, run: RunOptions, budget: BudgetOptions,
         "events": peaks.events,
     }
     if model.preset or model.model or model.ledger:
-        found["plan"] = _beside(_planned(model, run, budget), peaks.allocated_bytes, peaks.reserved_bytes)
+        from ..answers import budget_of
+        from .settled import asked
+
+        plan, _ = budget_of(*asked(model, run, budget))
+        found["plan"] = _beside(plan, peaks.allocated_bytes, peaks.reserved_bytes)
     elif budget != BudgetOptions():
         raise InputError("no model is named", where="--snapshot", allowed="--preset, --model or --ledger with a recipe")
     output.emit(found, lambda: view.snapshot(found), lambda: view.snapshot_sheet(found))
     return 0
-
-
-def _planned(model: ModelOptions, run: RunOptions, options: BudgetOptions) -> Budget:
-    traced = model.traced()
-    if traced is not None:
-        from . import traced_budgeting as of_traced
-
-        options.check_traced()
-        return of_traced.budget_of(traced, of_traced.as_traced(traced, run.traced_run()), options)[0]
-    from .budgeting import budget_of, settled
-
-    planned = model.load()
-    return budget_of(planned, settled(planned, run, options), options)[0]
 
 
 def _beside(plan: Budget, allocated: int, reserved: int) -> dict[str, Any]:

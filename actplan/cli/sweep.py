@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -16,18 +16,16 @@ from ..model import Model
 from ..training import Run
 from .axes import numbers
 from .budget_options import BudgetOptions
-from .budgeting import budget_row, settled_point
 from .grouping import grouped
 from .options import ModelOptions, RunOptions
 from .output import OutputOptions
 from .progress import shown
+from .settled import settled
 
 if TYPE_CHECKING:
-    from ..profile.ledger_file import Ledger
-    from ..sweep.rows import Axis
+    from ..memory.setup import Setup
+    from ..sweeps.rows import Axis
 
-LISTS = ("recipe", "optimizer", "reshard", "pp_schedule", "gpu")
-"""Options of a budget that may be lists here."""
 Row = dict[str, object]
 
 
@@ -64,39 +62,36 @@ def _merged(files: Sequence[str], shard: str | None) -> list[Row]:
     if shard is not None:
         wrong = "--shard takes a sweep apart, --merge puts it together"
         raise InputError(wrong, where="--merge", allowed="one of them")
-    from ..sweep.parts import merged
+    from ..sweeps.parts import merged
 
     return merged(files)
 
 
-def _print(output: OutputOptions, rows: list[Row], *, heading: str) -> None:
+def _print(output: OutputOptions, rows: Sequence[Row], *, heading: str) -> None:
     from ..render import sweep as view
-    from ..sweep import rows as sweep
+    from ..report import Sweep
 
-    output.emit(
-        sweep.document(rows),
-        lambda: view.blocks(rows, heading=heading),
-        lambda: view.sheet(rows),
-    )
+    output.emit(Sweep(rows=tuple(rows)), lambda: view.blocks(rows, heading=heading), lambda: view.sheet(rows))
 
 
 class _Sweep:
     """What the options span: models, settings of the run, recipes, optimizers and devices."""
 
     def __init__(self, model: ModelOptions, run: RunOptions, budget: BudgetOptions) -> None:
-        from ..sweep.rows import Axis, size
+        from ..sweeps.points import SWEPT
+        from ..sweeps.rows import Axis, size
 
         self.model, self.run = model, run
-        self.ledger = model.traced()
-        if self.ledger is not None:
-            from .traced_budgeting import check_verdict
+        self.traced = model.traced()
+        if self.traced is not None:
+            from ..traced.budget import check_setup, check_verdict
 
             run.check_traced()
-            budget.check_traced()
-            check_verdict(self.ledger, budget)
+            check_setup(budget.setup())
+            check_verdict(self.traced.ledger, budget.setup())
         parsed = run.axes()
         self.single = {axis.field: values[0] for axis, values in parsed.items() if len(values) == 1}
-        listed = {name: _listed(getattr(budget, name), name) for name in LISTS}
+        listed = {name: _listed(getattr(budget, name), name) for name in SWEPT}
         alone: dict[str, Any] = {name: one[0] for name, one in listed.items() if len(one) == 1}
         self.budget = dataclasses.replace(budget, **alone)
         self.axes: list[Axis] = [
@@ -113,8 +108,8 @@ class _Sweep:
 
     def found(self, shard: str | None) -> list[Row]:
         """Every row, or those of one part."""
-        from ..sweep.parts import Shard, marked
-        from ..sweep.rows import check_any
+        from ..sweeps.parts import Shard, marked
+        from ..sweeps.rows import check_any
 
         if shard is None:
             rows = list(shown((row() for row in self.points()), self.total))
@@ -126,56 +121,32 @@ class _Sweep:
 
     def points(self) -> Iterator[Callable[[], Row]]:
         """Every point in order, to be worked out."""
-        from ..sweep.rows import points, row
+        from ..sweeps.points import points
 
-        if self.ledger is not None:
-            yield from self._of_ledger(self.ledger)
+        setup = self.budget.setup()
+        if self.traced is not None:
+            base = self.run.assemble(None, self.single)
+            yield from points(self.traced, base, self.axes, setup, lambda run, setup: run)
             return
         for planned, place in _models(self.model, self.settings):
             base = self.run.assemble(planned, self.single)
-            for changed in points(self.axes):
-                yield _later(row, planned, base, changed, self._more(planned), place)
+            for row in points(planned, base, self.axes, setup, partial(self._settled, planned)):
+                yield partial(_placed, place, row)
 
-    def _of_ledger(self, ledger: Ledger) -> Iterator[Callable[[], Row]]:
-        """Every point of a traced model."""
-        from ..sweep.rows import points
-
-        base = self.run.assemble(None, self.single)
-        for changed in points(self.axes):
-            yield partial(self._row_of_ledger, ledger, base, changed)
-
-    def _row_of_ledger(self, ledger: Ledger, base: Run, changed: Mapping[str, Any]) -> Row:
-        from ..sweep.rows import at_point
-        from ..traced.estimate import sweep_row
-        from .traced_budgeting import budget_row
-
-        words = {name: changed[name] for name in LISTS if name in changed}
-        run = at_point(base, {name: value for name, value in changed.items() if name not in LISTS})
-        options = dataclasses.replace(self.budget, **words)
-        dp = {"dp": run.mesh.dp} if "mesh.dp" in changed else {}
-        return {**sweep_row(ledger, run), **dp, **words, **budget_row(ledger, run, options)}
-
-    def _more(self, planned: Model) -> Callable[[Run, Mapping[str, Any]], tuple[Run, Callable[[], Row]]]:
-        def more(point: Run, changed: Mapping[str, Any]) -> tuple[Run, Callable[[], Row]]:
-            options = dataclasses.replace(self.budget, **{name: changed[name] for name in LISTS if name in changed})
-            point = settled_point(planned, point, self.run, options)
-            return point, lambda: budget_row(planned, point, options)
-
-        return more
+    def _settled(self, planned: Model, run: Run, setup: Setup) -> Run:
+        return settled(planned, run, self.run, setup)
 
     def _digest(self) -> str:
         """A name for this sweep: what is swept and everything that is held fixed."""
         from .. import __version__
-        from ..sweep.parts import digest
+        from ..sweeps.parts import digest
 
         options = [tuple(vars(one).items()) for one in (self.model, self.run, self.budget)]
         return digest(__version__, options)
 
 
-def _later(
-    row: Callable[..., Row], planned: Model, base: Run, changed: Mapping[str, Any], more: object, place: Row
-) -> Callable[[], Row]:
-    return lambda: {**place, **row(planned, base, changed, more)}
+def _placed(place: Row, row: Callable[[], Row]) -> Row:
+    return {**place, **row()}
 
 
 def _listed(text: str | None, name: str) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ from .options import ModelOptions, RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
-    from ..profile.ledger_file import Ledger
     from ..trace import TraceOptions
 
 MAX_SHOWN = 20
@@ -162,23 +161,11 @@ def _fitted(source: str, options: TraceOptions, settings: Run, output: OutputOpt
 
         write_ledger(ledger, output.output)
         return 0
-    return show(ledger, settings, source, output)
+    from ..memory.setup import Setup
+    from ..traced import TracedModel
+    from .estimate import show
 
-
-def show(ledger: Ledger, settings: Run, source: str, output: OutputOptions, budget: BudgetOptions | None = None) -> int:
-    """A ledger's estimate at the run's size, with a budget where one is asked for."""
-    from msgspec import UNSET
-
-    from ..render import estimate as view
-    from ..traced import estimate as traced
-
-    report = traced.estimate(ledger, settings, source)
-    if budget is not None:
-        from .traced_budgeting import with_budget
-
-        report = with_budget(report, ledger, settings, budget)
-    output.emit(report, lambda: view.blocks(report), lambda: view.sheet(report))
-    return 0 if report.fit is UNSET or report.fit.fits else 1
+    return show(TracedModel(ledger, source), settings, Setup(), output)
 
 
 def _traced(source: str, options: TraceOptions, output: OutputOptions) -> int:

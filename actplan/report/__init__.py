@@ -51,7 +51,7 @@ class Note(Part, frozen=True):
     message: str
 
 
-class Report(Part, frozen=True):
+class Report(Part, frozen=True, kw_only=True):
     """What a command found."""
 
     schema_version: int = SCHEMA_VERSION
@@ -70,6 +70,13 @@ class Report(Part, frozen=True):
     frontier_points: tuple[FrontierPoint, ...] | UnsetType = UNSET
     alternatives: tuple[Alternative, ...] | UnsetType = UNSET
     notes: tuple[Note, ...] = ()
+
+
+class Sweep(Part, frozen=True):
+    """The rows of a sweep, one a point: where it lies, then its sizes in bytes, or the reason that there are none."""
+
+    schema_version: int = SCHEMA_VERSION
+    rows: tuple[dict[str, object], ...] = ()
 
 
 def to_json(report: object) -> bytes:
@@ -113,6 +120,7 @@ __all__ = [
     "Slowdown",
     "StageBytes",
     "StreamPool",
+    "Sweep",
     "Textbook",
     "WeightsOwed",
     "to_json",

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from ..basics.errors import InputError
 from ..basics.units import parse_dtype
+from ..memory.setup import Setup, job_of, target_of
 from ..report import Note, Report
-from .budget_options import BudgetOptions
-from .budgeting import job_of, sizes, target_of
+from . import ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,47 +19,49 @@ if TYPE_CHECKING:
     from ..memory.verdict import Change
     from ..profile.ledger_file import Ledger
     from ..report import Budget
-    from ..traced.body import TracedBody
-    from ..traced.estimate import TracedSegments
     from ..training import Run
+    from .body import TracedBody
+    from .estimate import TracedSegments
 
 
-def with_budget(report: Report, ledger: Ledger, run: Run, options: BudgetOptions) -> Report:
-    """The report of a traced model with whatever the options ask for."""
-    if not options.wanted:
+def check_verdict(ledger: Ledger, setup: Setup) -> None:
+    """Raise InputError where a limit or a device asks for a verdict that the ledger cannot give."""
+    if setup.limit is not None or setup.gpu is not None:
+        ending.check_verdict(ledger)
+
+
+def check_setup(setup: Setup) -> None:
+    """Raise InputError where a setup asks for what a ledger does not tell."""
+    for name in ("tokens", "pp_schedule", "pp_split"):
+        if getattr(setup, name) is not None:
+            wrong = "a traced model is on one pipeline stage, and not priced"
+            raise InputError(wrong, where=f"--{name.replace('_', '-')}")
+
+
+def with_budget(report: Report, ledger: Ledger, run: Run, setup: Setup) -> Report:
+    """Return the report of a traced model with the budget and verdict that the setup asks for.
+
+    Raises InputError for what a ledger does not tell.
+    """
+    if not setup.wanted:
         return report
     from ..memory.verdict import fit
     from ..notes.assumptions import band_notes
 
-    check_verdict(ledger, options)
+    check_verdict(ledger, setup)
     run = as_traced(ledger, run)
-    found, job = budget_of(ledger, run, options)
+    found, job = budget_of(ledger, run, setup)
     said = tuple(Note(code=code, message=message) for code, message in band_notes(found, job, run.mesh))
     report = replace(report, budget=found, notes=(*report.notes, *said))
-    target = target_of(options, job.gpu)
+    target = target_of(setup, job.gpu)
     return report if target is None else replace(report, fit=fit(_Traced(ledger, job), run, job, found, target))
 
 
-def check_verdict(ledger: Ledger, options: BudgetOptions) -> None:
-    """Raise InputError where a limit or a device asks for a verdict that the ledger cannot give."""
-    from ..traced import ending as traced_ending
-
-    if options.limit is not None or options.gpu is not None:
-        traced_ending.check_verdict(ledger)
-
-
-def budget_row(ledger: Ledger, run: Run, options: BudgetOptions) -> dict[str, object]:
-    """What a budget adds to a row of a sweep; nothing where none is asked for."""
-    if not options.wanted:
-        return {}
-    return sizes(*budget_of(ledger, as_traced(ledger, run), options), options)
-
-
-def budget_of(ledger: Ledger, run: Run, options: BudgetOptions) -> tuple[Budget, Job]:
-    """The budget of a run, with what is the trace's (`as_traced`), and what was asked of it beside the run."""
+def budget_of(ledger: Ledger, run: Run, setup: Setup) -> tuple[Budget, Job]:
+    """Return the budget of a run, with what is the trace's (`as_traced`), and what was asked of it beside the run."""
     from ..memory.budget import budget
 
-    job = job_of(run, options)
+    job = job_of(run, setup)
     body, _ = _Traced(ledger, job).under(run)
     _check_recipe(body, job)
     return budget(body, job), job
@@ -75,8 +77,8 @@ class _Traced:
         self.idle_trained = strategy_of(job.recipe).holds_idle
 
     def under(self, run: Run) -> tuple[TracedBody, TracedSegments]:
-        from ..traced.body import TracedBody
-        from ..traced.estimate import Traced
+        from .body import TracedBody
+        from .estimate import Traced
 
         traced = Traced(self.ledger, run)
         return TracedBody(traced, idle_trained=self.idle_trained), traced.under(run.checkpoint)

@@ -1,7 +1,4 @@
-"""Ranges of a run's settings -> one row a point; sweeps in parts, and the parts together again.
-
-rows(model, Run(), [Axis("sequence_length", (8192, 16384)), Axis("checkpoint", (EveryLayer(), Sqrt()))])
-"""
+"""Ranges of a run's settings -> one row a point."""
 
 from __future__ import annotations
 
@@ -13,10 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from .. import answers as estimate
 from ..basics.errors import InputError
-from ..model import Model
-from ..report import SCHEMA_VERSION
 from ..training import Run
 from ..training.mesh import Mesh
 
@@ -36,13 +30,14 @@ DIVIDING = frozenset(
     }
 )
 """Where the errors of a single point come from: sizes that do not divide, types that a recipe does not take."""
-More = Callable[[Run, Mapping[str, Any]], "tuple[Run, Callable[[], dict[str, object]]]"]
-"""From a run and a point's values, those of no field of `Run` among them: the run meant, and what else its row has."""
+Row = dict[str, object]
+Found = Callable[[Run], Row]
+"""What a run takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A field of `Run`, or a name that `More` understands, and the values it takes."""
+    """A field of `Run`, of its mesh (`mesh.dp`) or of a setup, and the values it takes."""
 
     name: str
     values: tuple[object, ...]
@@ -64,32 +59,17 @@ def points(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
         yield dict(zip(names, values, strict=True))
 
 
-def rows(model: Model, run: Run, axes: Sequence[Axis], more: More | None = None) -> Iterator[dict[str, object]]:
-    """One row for each combination: where the point lies, then what it takes, or the reason that there is none."""
-    for changed in points(axes):
-        yield row(model, run, changed, more)
-
-
-def row(model: Model, run: Run, changed: Mapping[str, Any], more: More | None = None) -> dict[str, object]:
-    """One point's row. A point whose sizes do not divide has a `reason` and no sizes."""
-    named = {name: value for name, value in changed.items() if not is_run_field(name)}
-    place = {name: _plain(changed.get(name, getattr(run, name))) for name in _ALWAYS}
+def row(base: Run, changed: Mapping[str, Any], found: Found) -> Row:
+    """Return one point's row: where it lies, then what it takes. A point whose sizes do not divide has a `reason` and
+    no sizes."""
+    place = {name: _plain(changed.get(name, getattr(base, name))) for name in _ALWAYS}
     place.update({name.rpartition(".")[2]: _plain(value) for name, value in changed.items()})
     try:
-        point = at_point(run, {name: value for name, value in changed.items() if name not in named})
-        if more is None:
-            return {**place, **estimate.sweep_row(model, point)}
-        point, extra = more(point, changed)
-        return {**place, **estimate.sweep_row(model, point), **extra()}
+        return {**place, **found(at_point(base, changed))}
     except InputError as error:
         if error.where not in DIVIDING:
             raise
         return {**place, "reason": str(error)}
-
-
-def is_run_field(name: str) -> bool:
-    """Whether an axis is a setting of a run, and not one of its recipe or device."""
-    return "." in name or name in Run.__struct_fields__
 
 
 def check_any(found: Sequence[Mapping[str, object]]) -> None:
@@ -98,16 +78,12 @@ def check_any(found: Sequence[Mapping[str, object]]) -> None:
         raise InputError(str(found[0]["reason"]), hint="no point of this sweep can be divided")
 
 
-def at_point(run: Run, changed: dict[str, Any]) -> Run:
-    """The run with these settings; `mesh.tp` is a degree of its mesh."""
+def at_point(run: Run, changed: Mapping[str, Any]) -> Run:
+    """Return the run with these settings; `mesh.tp` is a degree of its mesh, and what is no setting of a run is
+    left to others."""
     degrees = {name.partition(".")[2]: value for name, value in changed.items() if "." in name}
-    plain = {name: value for name, value in changed.items() if "." not in name}
+    plain = {name: value for name, value in changed.items() if name in Run.__struct_fields__}
     return structs.replace(run, **plain, mesh=structs.replace(run.mesh, **degrees))
-
-
-def document(found: Iterable[Mapping[str, object]]) -> dict[str, object]:
-    """The sweep's JSON."""
-    return {"schema_version": SCHEMA_VERSION, "rows": list(found)}
 
 
 def _plain(value: object) -> object:

@@ -1,0 +1,204 @@
+"""How a run is trained, on which device, within which limit and at what price: the words, and what they mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..basics.errors import InputError
+from ..basics.units import parse_bytes, parse_count
+
+if TYPE_CHECKING:
+    from ..training import Run
+    from ..training.recipes import Recipe
+    from ..training.sharding import Sharding
+    from .gpus import Allocator, Gpu
+    from .job import Job
+    from .states import PipelineSplit
+    from .verdict import Target
+
+RESHARD = ("always", "default", "never")
+ZERO_GRAD = ("none", "zeros")
+OFFLOADED = ("parameters", "optimizer", "activations")
+COUNTED, FLAGGED = ("first", "last"), ("embedding", "loss")
+"""Parts of a pipeline's split with a number, and without."""
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """Says how a run is trained, on which device, within which limit and at what price.
+
+    Every field has the words of the command's option of that name, and None is what the command does without it. They
+    are read when a budget is made, and what is wrong is an InputError then.
+
+    Attributes:
+        recipe: how weights are trained: bf16, autocast, fsdp, zero-3, lora, megatron-bf16, ...
+        optimizer: adamw, adamw8bit, adafactor, lion, muon, sgd, ...
+        offload: what lies in host memory: parameters, optimizer, activations, with commas between them.
+        reshard: when FSDP frees gathered layers in forward: always, default or never.
+        replicas: groups of ranks that each hold all shards (HSDP).
+        zero_grad: gradients between steps: none (freed) or zeros (kept).
+        optimizer_in_backward: whether each gradient is stepped on and freed at once.
+        microbatches: micro-batches of an optimizer step.
+        pp_schedule: the order of pipeline stages: 1f1b, gpipe, zb-h1, zbv, ...
+        pp_split: uneven stages: `first=4,last=3`, or `embedding,loss` where these count as a layer.
+        gpu: the device; its kernels run, and its memory is the limit where `limit` is None.
+        limit: bytes, or a size such as 76GiB.
+        fit_on: what must be within the limit: allocated, reserved or device bytes.
+        strict: whether a run that is tight counts as one that does not fit.
+        allocator: default, or expandable for expandable_segments:True.
+        tokens: of the whole run, to price it: a number, 300B, 1T, or chinchilla (20 a parameter).
+        gpus: devices of the run that is priced; the mesh's where None.
+        mfu: model FLOPs utilisation of the run, from 0 to 1, for GPU-hours.
+    """
+
+    recipe: str | None = None
+    optimizer: str | None = None
+    offload: str | None = None
+    reshard: str | None = None
+    replicas: int | str | None = None
+    zero_grad: str | None = None
+    optimizer_in_backward: bool = False
+    microbatches: int | str | None = None
+    pp_schedule: str | None = None
+    pp_split: str | None = None
+    gpu: str | None = None
+    limit: int | str | None = None
+    fit_on: str = "device"
+    strict: bool = False
+    allocator: str | None = None
+    tokens: int | str | None = None
+    gpus: int | str | None = None
+    mfu: float | str = 0.4
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a budget is asked for at all."""
+        named = (self.recipe, self.optimizer, self.offload, self.reshard, self.replicas, self.microbatches)
+        more = (self.zero_grad, self.pp_schedule, self.pp_split, self.gpu, self.limit, self.allocator)
+        return self.optimizer_in_backward or any(value is not None for value in (*named, *more))
+
+
+def job_of(run: Run, setup: Setup) -> Job:
+    """Return recipe, optimizer, sharding and device; without a recipe, everything is in the run's own type.
+
+    Raises InputError for a word that is not known, or that the recipe has no use for.
+    """
+    from .gpus import load_gpu
+    from .job import Job
+
+    microbatches = None if setup.microbatches is None else parse_count(str(setup.microbatches), "--microbatches")
+    gpu = None if setup.gpu is None else load_gpu(setup.gpu)
+    offloaded = _offloaded(setup)
+    return Job(
+        recipe=_recipe(run, setup, offloaded),
+        microbatches=microbatches,
+        schedule=setup.pp_schedule,
+        split=None if setup.pp_split is None else _split(setup.pp_split, run),
+        gpu=gpu,
+        offload_activations="activations" in offloaded,
+        allocator=_allocator(setup),
+    )
+
+
+def _allocator(setup: Setup) -> Allocator:
+    from .gpus import ALLOCATORS
+
+    word = setup.allocator or ALLOCATORS[0]
+    for known in ALLOCATORS:
+        if word == known:
+            return known
+    raise InputError(f"unknown value {word[:64]!r}", where="--allocator", choices=ALLOCATORS, got=word[:64])
+
+
+def _split(text: str, run: Run) -> PipelineSplit:
+    """`first=4,last=3`, or `embedding,loss`."""
+    from .states import PipelineSplit
+
+    if run.mesh.pp == 1:
+        raise InputError("there is one pipeline stage", where="--pp-split", allowed="with --pp 2 or more")
+    made: dict[str, Any] = {}
+    for part in (word.strip() for word in text.split(",")):
+        name, equals, number = part.partition("=")
+        counted = name in COUNTED
+        if name in made or name not in COUNTED + FLAGGED or bool(equals) is not counted:
+            choices = [*(f"{one}=N" for one in COUNTED), *FLAGGED]
+            raise InputError(f"unknown part {part[:64]!r}", where="--pp-split", choices=choices, got=part[:64])
+        made[name] = parse_count(number, "--pp-split") if counted else True
+    return PipelineSplit(**made)
+
+
+def _offloaded(setup: Setup) -> tuple[str, ...]:
+    if setup.offload is None:
+        return ()
+    parts = tuple(part.strip() for part in setup.offload.split(","))
+    for part in parts:
+        if part not in OFFLOADED:
+            raise InputError(f"unknown part {part[:64]!r}", where="--offload", choices=OFFLOADED, got=part[:64])
+    return parts
+
+
+def _recipe(run: Run, setup: Setup, offloaded: tuple[str, ...]) -> Recipe:
+    from ..training.recipe_run import default_recipe
+    from ..training.recipes import Offload, load_recipe
+
+    recipe = load_recipe(setup.recipe or default_recipe(run), setup.optimizer)
+    changes: dict[str, object] = {"sharding": _sharding(recipe.sharding, setup)}
+    moved = Offload(parameters="parameters" in offloaded, optimizer="optimizer" in offloaded)
+    if moved != Offload():
+        changes["offload"] = moved
+    if setup.optimizer_in_backward:
+        changes["optimizer_in_backward"] = True
+    if setup.zero_grad is not None:
+        changes["zeroed"] = _zeroed(setup)
+    return dataclasses.replace(recipe, **changes)  # type: ignore[arg-type]
+
+
+def _zeroed(setup: Setup) -> bool:
+    """Whether gradients stay allocated between steps."""
+    word = str(setup.zero_grad)[:64]
+    if word not in ZERO_GRAD:
+        raise InputError(f"unknown value {word!r}", where="--zero-grad", choices=ZERO_GRAD, got=word)
+    if word == "zeros" and setup.optimizer_in_backward:
+        wrong = "the optimizer in backward frees each gradient at once"
+        raise InputError(wrong, where="--zero-grad", allowed="none with --optimizer-in-backward")
+    return word == "zeros"
+
+
+def _sharding(sharding: Sharding, setup: Setup) -> Sharding:
+    """FSDP as the options have it."""
+    if setup.reshard is None and setup.replicas is None:
+        return sharding
+    if not sharding.reshards:
+        raise InputError("only FSDP reshards", where="--reshard" if setup.reshard else "--replicas", allowed="fsdp")
+    if setup.reshard is not None and setup.reshard not in RESHARD:
+        word = setup.reshard[:64]
+        raise InputError(f"unknown value {word!r}", where="--reshard", choices=RESHARD, got=word)
+    changes: dict[str, object] = {} if setup.reshard is None else {"reshard": setup.reshard}
+    if setup.replicas is not None:
+        changes["replicas"] = parse_count(str(setup.replicas), "--replicas")
+    return dataclasses.replace(sharding, **changes)
+
+
+def target_of(setup: Setup, gpu: Gpu | None) -> Target | None:
+    """Return the limit, in bytes, and what must be within it; None where neither a limit nor a device is set.
+
+    Raises InputError for a word that is not known, or for `fit_on` and `strict` without a limit.
+    """
+    from .verdict import FIT_ON, Target
+
+    if setup.fit_on not in FIT_ON:
+        raise InputError(
+            f"unknown value {setup.fit_on[:64]!r}", where="--fit-on", choices=FIT_ON, got=setup.fit_on[:64]
+        )
+    if setup.limit is not None:
+        limit = parse_bytes(str(setup.limit), "--limit")
+        device = None if gpu is None else gpu.name
+        return Target(limit_bytes=limit, fit_on=setup.fit_on, device=device, strict=setup.strict)
+    if gpu is not None:
+        return Target(limit_bytes=gpu.memory_bytes, fit_on=setup.fit_on, device=gpu.name, strict=setup.strict)
+    for flag, given in (("--fit-on", setup.fit_on != "device"), ("--strict", setup.strict)):
+        if given:
+            raise InputError(f"{flag} is about a limit", where=flag, allowed="with --gpu or --limit")
+    return None

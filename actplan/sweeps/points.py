@@ -1,0 +1,106 @@
+"""What each point of a sweep takes: its estimates, and the budget and price where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from ..answers import budget_of, cost_of
+from ..checkpointing import textbook
+from ..checkpointing.accounting import compared
+from ..checkpointing.residual import residual
+from ..checkpointing.segmented import segmented
+from ..checkpointing.table import Table
+from ..memory.job import Job
+from ..memory.setup import Setup, target_of
+from ..model import Model
+from ..report import Budget
+from ..training import Run
+from . import rows
+from .rows import Axis, Row
+
+if TYPE_CHECKING:
+    from ..traced import TracedModel
+
+SWEPT = ("recipe", "optimizer", "reshard", "pp_schedule", "gpu")
+"""Fields of a setup that a sweep may run through."""
+Settle = Callable[[Run, Setup], Run]
+"""From the settings of a point to the run that is trained there."""
+
+
+def points(
+    model: Model | TracedModel, base: Run, axes: Sequence[Axis], setup: Setup, settle: Settle
+) -> Iterator[Callable[[], Row]]:
+    """Return a sweep's points in order, the last axis fastest, each to be worked out: a row of `actplan sweep`.
+
+    Axes are named after fields of the run, of its mesh (`mesh.dp`) or of the setup (`SWEPT`). A point whose sizes do
+    not divide has a `reason` and no sizes.
+    """
+    for changed in rows.points(axes):
+        own = {name: value for name, value in changed.items() if name in SWEPT}
+        yield partial(rows.row, base, changed, partial(_point, model, replace(setup, **own), settle))
+
+
+def _point(model: Model | TracedModel, setup: Setup, settle: Settle, run: Run) -> Row:
+    """What a run takes, and the budget and price of a row that asks for them."""
+    run = settle(run, setup)
+    if isinstance(model, Model):
+        row = _sizes(model, run)
+    else:
+        from ..traced.estimate import sweep_row
+
+        row = sweep_row(model.ledger, run)
+    if setup.wanted:
+        row.update(_budget_sizes(*budget_of(model, run, setup), setup))
+    if setup.tokens is not None:
+        price = cost_of(model, run, setup)
+        row.update(gpu_hours=price.gpu_hours, recompute_gpu_hours=price.recompute_gpu_hours)
+    return row
+
+
+def _budget_sizes(found: Budget, job: Job, setup: Setup) -> Row:
+    """A budget as part of a row, in bytes."""
+    row: Row = {
+        "peak_phase": found.peak_phase,
+        "total_bytes": found.total_bytes,
+        "reserved_low_bytes": found.reserved_bytes.low,
+        "reserved_high_bytes": found.reserved_bytes.high,
+        "device_low_bytes": found.device_bytes.low,
+        "device_typical_bytes": found.device_bytes.typical,
+        "device_high_bytes": found.device_bytes.high,
+    }
+    target = target_of(setup, job.gpu)
+    if target is not None:
+        row.update(limit_bytes=target.limit_bytes, verdict=target.verdict(found), fits=target.fits(found))
+    return row
+
+
+def _sizes(model: Model, run: Run) -> Row:
+    """What varies in a sweep and what comes out, without the whole segmentation table."""
+    table = Table(model, run)
+    chosen = segmented(model, run, run.checkpoint)
+    row = table.row(compared(run.checkpoint))
+    return {
+        "sequence_length": run.sequence_length,
+        "micro_batch_size": run.micro_batch_size,
+        "checkpoint": str(run.checkpoint),
+        "dtype": str(run.dtype),
+        "attention": run.attention,
+        "linear_attention": run.linear_attention,
+        "kernels": run.kernels,
+        "loss": run.loss,
+        "residual_bytes": residual(model, run).saved_bytes,
+        "textbook_bytes": textbook.textbook(model, run).saved_bytes,
+        "autograd_bytes": chosen.saved_bytes,
+        "checkpointed_policy": row.policy,
+        "checkpointed_textbook_bytes": None if row.textbook is UNSET else row.textbook.peak_bytes,
+        "checkpointed_autograd_bytes": row.autograd.peak_bytes,
+        "peak_forward_bytes": chosen.peak_forward_bytes,
+        "peak_backward_bytes": chosen.peak_backward_bytes,
+        "peak_bytes": chosen.peak_bytes,
+        "recompute_flops_fraction": chosen.recompute_flops_fraction,
+    }
