@@ -16,7 +16,6 @@ from .basics.units import parse_count, parse_tokens
 from .checkpointing import ledger as rows
 from .checkpointing import textbook
 from .checkpointing.accounting import autograd, compared, peak
-from .checkpointing.goal import Goal
 from .checkpointing.residual import residual
 from .checkpointing.segmented import segmented, subject
 from .checkpointing.table import Table
@@ -37,6 +36,7 @@ from .training import Run
 from .training.mesh import Mesh
 
 if TYPE_CHECKING:
+    from .checkpointing.goal import Goal
     from .memory.job import Job
     from .profile.chain import Chain
     from .traced import TracedModel

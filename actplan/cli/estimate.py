@@ -13,6 +13,8 @@ from .settled import asked
 if TYPE_CHECKING:
     from ..memory.setup import Setup
     from ..model import Model
+    from ..render.blocks import Block
+    from ..render.csv import Sheet
     from ..traced import TracedModel
     from ..training import Run
 
@@ -34,12 +36,18 @@ def show(planned: Model | TracedModel, run: Run, setup: Setup, output: OutputOpt
     from msgspec import UNSET
 
     from .. import answers
-    from ..render import estimate as view
 
     report = answers.estimate(planned, run, setup)
-    output.emit(
-        report,
-        lambda: view.blocks(report, bars=answers.layer_bar(planned, run)),
-        lambda: view.sheet(report),
-    )
+
+    def blocks() -> list[Block]:
+        from ..render.estimate import blocks
+
+        return blocks(report, bars=answers.layer_bar(planned, run))
+
+    def sheet() -> Sheet:
+        from ..render.estimate import sheet
+
+        return sheet(report)
+
+    output.emit(report, blocks, sheet)
     return 0 if report.fit is UNSET or report.fit.fits else 1

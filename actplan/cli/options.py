@@ -65,7 +65,6 @@ class ModelOptions:
 
     def load(self, settings: Sequence[str] | None = None) -> Model:
         """The model named, with `--set` applied (or the settings given here instead)."""
-        from ..loading import hub_cache
         from ..model.reading import load_model
 
         if self.ledger is not None:
@@ -79,6 +78,8 @@ class ModelOptions:
             return load_model(self.preset or DEFAULT_PRESET, preset=True, overrides=overrides)
         if not _is_text(self.model):
             raise InputError("the path is not valid UTF-8", where="--model")
+        from ..loading import hub_cache
+
         return load_model(self.model, preset=False, overrides=overrides, hub_cache=hub_cache())
 
 
