@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
 
-from cli_harness import actplan, result
+import pytest
+from cli_harness import actplan, refused, result
 
+LEDGER_FILE = Path(__file__).parent.parent / "reference" / "ledger_llama_3_2_1b.yaml"
 SMALL = ("--preset", "llama-3.2-1b", "--seq", "1k", "--set", "num_layers=3")
 
 
@@ -49,3 +52,9 @@ def test_csv_and_table() -> None:
     assert all(row["reason"] in table for row in rows)
     total = sum(row["bytes"] * row["count"] for row in rows)
     assert f"{total:,} bytes" in table
+
+
+@pytest.mark.parametrize("options", [["--strict"], ["--fit-on", "reserved"], ["--gpus", "8"]], ids=" ".join)
+def test_of_a_ledger_file_too_no_option_is_ignored(options: list[str]) -> None:
+    said = refused("estimate", "--ledger", str(LEDGER_FILE), *options)
+    assert said.startswith(f"{options[0]}: ")
