@@ -38,20 +38,19 @@ def run_fsdp2(
 ) -> Peaks:
     """Measure steps of `fully_shard` on each layer and on the root, with AdamW.
 
-    Shards are fp32, products bf16 and gradients reduced in fp32, or all of it bf16. `reshard` is the command's word:
-    `default` leaves the last layer and the root gathered, `never` all layers, `always` none.
+    Shards are fp32 or bf16, products bf16, and gradients reduced in fp32, as torchtitan sets them. `reshard` is the
+    command's word: `default` leaves the last layer and the root gathered, `never` all layers, `always` none.
     """
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    precision = MixedPrecisionPolicy() if bf16_shards else mixed
     with ranks(dp) as mesh, FAKE, step_counts_without_numbers():
         built = build(model, layers, "flash", torch.bfloat16 if bf16_shards else torch.float32)
         blocks = decoder_layers(built)
         with executed(built, parse(policy, layers)):
             for block in blocks:
                 after = {"default": block is not blocks[-1], "never": False, "always": True}[reshard]
-                fully_shard(block, mesh=mesh, mp_policy=precision, reshard_after_forward=after)
+                fully_shard(block, mesh=mesh, mp_policy=mixed, reshard_after_forward=after)
             root = {"reshard_after_forward": True} if reshard == "always" else {}
-            fully_shard(built, mesh=mesh, mp_policy=precision, **root)
+            fully_shard(built, mesh=mesh, mp_policy=mixed, **root)
             optimizer = torch.optim.AdamW(built.parameters(), foreach=True)
             ids = torch.zeros(batch, seq, dtype=torch.long)
             meter = Allocations([ids, *map(local, built.parameters()), *built.buffers()])
