@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from .basics.errors import InputError
 from .basics.units import parse_count, parse_tokens
-from .checkpointing import ledger as rows
 from .checkpointing import textbook
 from .checkpointing.accounting import autograd, compared, peak
 from .checkpointing.residual import residual
@@ -169,6 +168,8 @@ def ledger(
     Raises InputError for a layer or kind that is not there, and for a part of a ledger file, which is listed whole.
     """
     if isinstance(model, Model):
+        from .checkpointing import ledger as rows
+
         about = Report(model=model_info(model, run), run=run_info(model, run))
         if at_peak:
             return replace(about, peak=rows.at_peak(model, run))
@@ -188,7 +189,11 @@ def ledger(
 def layer_bar(model: Model | TracedModel, run: Run) -> list[tuple[str, str, int]]:
     """Return (layer kind, tensor, bytes) of each distinct layer by the textbook's count, widest first; nothing for a
     ledger, which has no architecture to count."""
-    return rows.layer_bar(model, run) if isinstance(model, Model) else []
+    if not isinstance(model, Model):
+        return []
+    from .checkpointing import ledger as rows
+
+    return rows.layer_bar(model, run)
 
 
 def plan(model: Model | TracedModel, run: Run, goal: Goal) -> Report:

@@ -17,7 +17,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "actplan"
 ROOMS = (
     *("basics", "report", "model", "training", "autograd", "ops", "stacks", "profile", "checkpointing", "memory"),
-    *("notes", "traced", "answers", "sweeps", "adapters", "render", "trace", "", "cli", "__main__"),
+    *("notes", "traced", "loading", "answers", "sweeps", "adapters", "render", "trace", "library", "", "cli"),
+    "__main__",
 )
 """The rooms from the lowest up: a module imports from its own room and those before it. The empty one is the package's
 own `__init__`, what a library user imports."""

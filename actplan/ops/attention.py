@@ -9,7 +9,6 @@ from ..autograd.strides import like_strides
 from ..basics.units import FP16, FP32, INT64, DType
 from ..model import Attention
 from .casts import to
-from .dropout import dropout
 from .elementwise import add, mul_scalar, raw_binary, scale_in_place, tanh
 from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
 from .function import custom, empty_like, new, raw_contiguous, unit_stride
@@ -96,7 +95,9 @@ def eager_attention(
         weights = to(softmax(weights), value.dtype)
     else:
         weights = to(softmax_fp32(weights), query.dtype)
-    if spec:
+    if spec and spec.dropout:
+        from .dropout import dropout
+
         weights = dropout(weights, spec.dropout)
     output = matmul(weights, value_states)
     return contiguous(transpose(output, 1, 2)), weights

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from ...autograd import Tensor
 from ...basics.units import FP32
 from ...model import Attention, LatentAttention, Layer, Mamba2, Mlp, Moe
-from ...ops.dropout import dropout
 from ...ops.elementwise import add, add_in_place, mul_scalar, to
 from ...ops.rope import Tables
 from ...ops.views import reshape, view
@@ -230,6 +229,8 @@ def _own_dropout(m: Scope, name: str, x: Tensor, spec: Layer) -> Tensor:
 
 def drop(m: Scope, x: Tensor, probability: float) -> Tensor:
     """`torch.nn.Dropout`."""
+    from ...ops.dropout import dropout
+
     return dropout(x, probability)
 
 

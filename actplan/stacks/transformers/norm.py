@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ...autograd import Tensor
 from ...model import NormType
-from ...ops.layer_norm import layer_norm
 from .scope import Scope
 
 
@@ -21,6 +20,8 @@ def parameters(m: Scope, width: int, norm_type: NormType) -> tuple[Tensor, Tenso
 def apply(m: Scope, x: Tensor, norm_type: NormType, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The norm with these parameters."""
     if norm_type == "layer":
+        from ...ops.layer_norm import layer_norm
+
         assert bias is not None
         return layer_norm(x, weight, bias)
     return m.kernels.norms[norm_type](x, weight)

@@ -18,7 +18,6 @@ from ...autograd import Tensor, checkpoint
 from ...basics.errors import InputError
 from ...basics.units import INT64
 from ...model import Layer, Model
-from ...ops.communication import all_gather, reduce_scatter
 from ...ops.elementwise import add, mul_scalar
 from ...ops.views import cat, split
 from ...training import Run
@@ -102,6 +101,8 @@ def _joined(m: Scope, both: Tensor, width: int) -> Tensor:
     part = column(m, enter(m, both), m.local(width, "hidden size"))
     if m.mesh.tp == 1:
         return part
+    from ...ops.communication import all_gather, reduce_scatter
+
     whole = all_gather(part, 2, m.mesh.tp)
     return reduce_scatter(whole, 1, m.mesh.tp) if m.mesh.sp else whole
 

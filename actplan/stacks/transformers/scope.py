@@ -19,7 +19,6 @@ from ...basics.units import DType
 from ...model import Attention, Mamba2, Mlp, Moe, NormType
 from ...ops import linear as ops
 from ...ops.attention import Attended
-from ...ops.communication import all_gather, all_reduce, copy_to_group, reduce_scatter
 from ...ops.rope import Tables
 from ...training.mesh import Mesh
 from ...training.policies import CORE
@@ -224,9 +223,13 @@ def enter(m: Scope, x: Tensor) -> Tensor:
     """The input of a tensor-parallel part: all rows, gathered where sequence parallelism has divided them."""
     if m.mesh.tp == 1:
         return x
+    from ...ops.communication import all_gather, copy_to_group
+
     return all_gather(x, 1, m.mesh.tp) if m.mesh.sp else copy_to_group(x)
 
 
 def leave(m: Scope, x: Tensor) -> Tensor:
     """The output of a tensor-parallel part: partial sums, reduced, to this rank's rows where they are divided."""
+    from ...ops.communication import all_reduce, reduce_scatter
+
     return reduce_scatter(x, 1, m.mesh.tp) if m.mesh.sp else all_reduce(x)
