@@ -24,6 +24,11 @@ DEFAULT_PRESET = "qwen-27b"
 QAT = ("weights", "all")
 OF_A_LEDGER = ("seq", "batch", "checkpoint", "dp")
 """What may still be chosen where the model is a ledger."""
+OF_A_TRACE = (
+    *("seq", "batch", "dtype", "attention", "linear_attention", "kernels", "loss", "device", "checkpoint"),
+    *("hold_logits",),
+)
+"""What a traced step follows."""
 
 
 @dataclass(frozen=True)
@@ -258,9 +263,8 @@ class RunOptions:
 
     def check_traced(self) -> None:
         """Errors if an option is given that a ledger cannot follow."""
-        plain = RunOptions()
-        for name in self.__dataclass_fields__:
-            if name not in OF_A_LEDGER and getattr(self, name) != getattr(plain, name):
+        for name in self._given():
+            if name not in OF_A_LEDGER:
                 divides = name in Mesh.__struct_fields__ or name in ("cp_attention", "expert_imbalance")
                 raise InputError(
                     "a traced model is whole on its rank" if divides else "the trace has decided this",
@@ -268,6 +272,21 @@ class RunOptions:
                     allowed="--seq, --batch, --checkpoint and --dp with --ledger",
                     hint=None if divides else "trace again with this option",
                 )
+
+    def check_trace(self) -> None:
+        """Errors if an option is given that a traced step does not follow."""
+        for name in self._given():
+            if name not in OF_A_TRACE:
+                flags = ", ".join(f"--{one.replace('_', '-')}" for one in OF_A_TRACE)
+                hint = "see --autocast" if name == "precision" else None
+                raise InputError(
+                    "a trace does not follow it", where=f"--{name.replace('_', '-')}", allowed=flags, hint=hint
+                )
+
+    def _given(self) -> list[str]:
+        """Names of the options that are not as they are without any."""
+        plain = RunOptions()
+        return [name for name in self.__dataclass_fields__ if getattr(self, name) != getattr(plain, name)]
 
     def axes(self) -> dict[RunAxis, tuple[object, ...]]:
         """Every value of every setting that is given or has a default."""

@@ -72,8 +72,7 @@ def command(
         return show_snapshot(snapshot, model, run, budget, output)
     if budget != BudgetOptions():
         raise InputError("a budget stands beside a snapshot", where="trace", allowed="--snapshot; `estimate --ledger`")
-    if run.padding:
-        raise InputError("a trace has no padding", where="--padding", allowed="estimate, plan and sweep")
+    run.check_trace()
     if compare:
         return _compare(model, run, output)
     source = python or _path(model)
@@ -131,8 +130,6 @@ def _options(settings: Run, run: RunOptions, autocast: str | None, num_layers: i
     from ..trace import TraceOptions
 
     policy = settings.checkpoint
-    if settings.quantised is not None:
-        raise InputError("a traced model's base is what its code makes of it", where="--quantise", allowed="no base")
     if not isinstance(policy, NoCheckpoint | EveryLayer | EveryK):
         raise InputError(f"{policy} cannot be traced", where="--checkpoint", allowed="none, layer or every:K")
     return TraceOptions(

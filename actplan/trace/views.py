@@ -38,7 +38,7 @@ def report(traced: TraceResult, options: TraceOptions) -> dict[str, Any]:
             for _, module, shape, dtype, size, count in traced.rows()
         ],
         "versions": traced.versions,
-        "notes": list(traced.notes),
+        "notes": [{"code": "trace-note", "message": note} for note in traced.notes],
     }
 
 
@@ -54,7 +54,7 @@ def blocks(found: Found) -> list[Block]:
         ("peak of backward", gib(autograd["peak_backward_bytes"])),
     ]
     table = Table((Column("Traced", right=False), Column("GiB")), tuple(rows))
-    return [Line(title, title=True), table, *(Note(note) for note in found["notes"])]
+    return [Line(title, title=True), table, *(Note(note["message"]) for note in found["notes"])]
 
 
 def sheet(found: Found) -> Sheet:

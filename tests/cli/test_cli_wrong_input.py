@@ -140,3 +140,20 @@ def test_a_bug_is_exit_3_and_one_line(tmp_path: Path) -> None:
     assert "RuntimeError: boom" in done.stderr
     assert "report" in done.stderr
     assert "Traceback" in actplan("estimate", env={**env, "ACTPLAN_DEBUG": "1"}).stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--lora-rank", "8"], ["--freeze", "embedding"], ["--qat", "weights"], ["--quantise", "nf4"], ["--padding"]),
+        *(["--tp", "2"], ["--sp"], ["--dp", "2"], ["--mtp"], ["--precision", "autocast"], ["--loss-chunks", "4"]),
+        *(["--input-require-grads"], ["--checkpoint-dtype", "fp32"]),
+    ],
+    ids="=".join,
+)
+@pytest.mark.parametrize("compare", [[], ["--compare"]], ids=["", "compare"])
+def test_a_trace_refuses_what_it_does_not_follow(words: list[str], compare: list[str], tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(SMALL), encoding="utf-8")
+    line = refused("trace", *compare, "--model", str(config), *words)
+    assert f"{words[0]}: a trace does not follow it; allowed: --seq" in line

@@ -64,4 +64,4 @@ def test_where_there_is_none(words: tuple[str, ...], where: str, capfdbinary: py
 def test_a_trace_has_none(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     model = str(REFERENCE / "configs" / "gpt2.json")
     assert actplan(["trace", "--model", model, "--padding"]) == 2
-    assert b"--padding: a trace has no padding" in capfdbinary.readouterr().err
+    assert b"--padding: a trace does not follow it" in capfdbinary.readouterr().err
