@@ -27,14 +27,16 @@ def _scope(facts: Facts) -> Said:
     size = phase.activations_bytes + phase.loss_bytes
     if size < LARGE * facts.found.total_bytes:
         return
+    by = facts.divisors
+    each = (("weights", by.parameters), ("gradients", by.gradients), ("optimizer states", by.optimizer))
+    *most, last = [name for name, ranks in each if ranks > 1] or [""]
+    what = f"{', '.join(most)} and {last}" if most else last
+    divides = f"divides {what}, never activations or logits" if what else "divides neither states nor activations"
     yield (
         "sharding-scope",
-        f"{facts.strategy.name} divides weights, gradients and optimizer states, never activations or logits: this "
-        "rank's "
-        f"{gib(phase.activations_bytes)} of activations and {gib(phase.loss_bytes)} of logits and loss stay the same "
-        "on "
-        f"any number of data-parallel ranks; checkpointing, a fused loss, --cp, --tp --sp or a shorter or smaller "
-        f"micro-batch lower them",
+        f"{facts.strategy.name} {divides}: this rank's {gib(phase.activations_bytes)} of activations and "
+        f"{gib(phase.loss_bytes)} of logits and loss stay the same on any number of data-parallel ranks; "
+        "checkpointing, a fused loss, --cp, --tp --sp or a shorter or smaller micro-batch lower them",
     )
 
 

@@ -148,6 +148,22 @@ def test_case_05_a_small_model_whose_logits_decide() -> None:
     assert sizes[0] > 4 * 3072 * 151936 * 10
 
 
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("zero-0", "divides neither states nor activations"),
+        ("zero-1", "divides optimizer states, never activations or logits"),
+        ("zero-2", "divides gradients and optimizer states, never activations or logits"),
+        ("fsdp", "divides weights, gradients and optimizer states, never activations or logits"),
+        ("megatron-bf16", "divides neither states nor activations"),
+        ("megatron-bf16-dist", "divides optimizer states, never activations or logits"),
+    ],
+)
+def test_a_note_says_what_the_recipe_divides(recipe: str, said: str) -> None:
+    found = estimate(*QWEN3_0_6B, "--seq", "20480", "--recipe", recipe, "--gpu", "a10-24gb", "--dp", "8")
+    assert said in found.note("sharding-scope")
+
+
 def test_case_07_zero_3_divides_states_not_logits() -> None:
     arguments = (*QWEN3_0_6B, "--seq", "20480", "--recipe", "zero-3", "--checkpoint", "layer", "--gpu", "a10-24gb")
     found = estimate(*arguments, "--dp", "8")
