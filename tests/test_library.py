@@ -422,6 +422,14 @@ def test_every_example_of_the_page_runs(code: str, tmp_path: Path, monkeypatch: 
     exec(compile(code, str(PAGE), "exec"), {})
 
 
+def test_the_readme_s_example_prints_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (TESTS.parent / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    exec(compile(code, "README.md", "exec"), {})
+    assert capfd.readouterr().out.strip() == code.rpartition("# ")[2].strip()
+
+
 def test_the_page_names_everything_and_its_number_is_right() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in actplan.__all__:
