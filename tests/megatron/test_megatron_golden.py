@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 import pytest
+from read_megatron import MegatronRun, read_megatron
 
-from actplan.adapters.read_megatron import MegatronRun, read_megatron
 from actplan.basics.errors import InputError
 from actplan.basics.units import MIB
 from actplan.memory.gpus import Gpu, load_gpu

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..basics.errors import InputError
-from ..basics.units import BF16, DType
-from ..memory.states import Unit
-from ..profile.parameter import Parameter
-from ..training.mesh import Mesh
+from actplan.basics.errors import InputError
+from actplan.basics.units import BF16, DType
+from actplan.memory.states import Unit
+from actplan.profile.parameter import Parameter
+from actplan.training.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

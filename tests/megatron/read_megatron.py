@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..basics.errors import InputError
-from ..basics.units import BF16, FP16, FP32, DType, parse_dtype
-from ..memory.gpus import Gpu, library_workspace
-from ..memory.states import PipelineSplit, States, Unit, states
-from ..training.mesh import Mesh
-from ..training.optimizers import OPTIMIZERS, AdamW, Optimizer, Sgd
-from ..training.recipes import MEGATRON_BF16, MEGATRON_FP16, MEGATRON_FP32, Recipe
-from ..training.sharding import MegatronDdp
-from .megatron_gpt import GptShape, MlaShape, MoeShape, gpt_units
+from megatron_gpt import GptShape, MlaShape, MoeShape, gpt_units
+
+from actplan.basics.errors import InputError
+from actplan.basics.units import BF16, FP16, FP32, DType, parse_dtype
+from actplan.memory.gpus import Gpu, library_workspace
+from actplan.memory.states import PipelineSplit, States, Unit, states
+from actplan.training.mesh import Mesh
+from actplan.training.optimizers import OPTIMIZERS, AdamW, Optimizer, Sgd
+from actplan.training.recipes import MEGATRON_BF16, MEGATRON_FP16, MEGATRON_FP32, Recipe
+from actplan.training.sharding import MegatronDdp
 
 GPT2_VOCABULARY = 50257
 """Of the tokenizer GPT2BPETokenizer, where no vocabulary is given."""

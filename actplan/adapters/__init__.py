@@ -1,1 +1,0 @@
-"""Readers and writers of other tools' configurations, one a file."""
