@@ -55,11 +55,6 @@ def _decoded(data: bytes, where: str) -> str:
     return text
 
 
-def read_json(path: str | Path) -> object:
-    """The file's JSON value."""
-    return parse_json(read_text(path), short_path(path))
-
-
 def parse_json(text: str, where: str) -> object:
     """The JSON value in `text`; `where` names it in messages."""
     import json

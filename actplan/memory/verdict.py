@@ -29,8 +29,6 @@ MAX_REMEDIES = 5
 
 
 Verdict = Literal["fits", "tight", "no"]
-VERDICTS: tuple[Verdict, ...] = ("fits", "tight", "no")
-"""From the best to the worst: see `report.Fit`."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from helpers import message
 
-from actplan.basics.files import MAX_FILE_BYTES, read_json, read_text
+from actplan.basics.files import MAX_FILE_BYTES, parse_json, read_text
 from actplan.basics.strict_yaml import read_yaml
+
+
+def read_json(path: str) -> object:
+    return parse_json(read_text(path), path)
 
 
 def written(folder: Path, data: bytes) -> str:
