@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from ..basics.errors import InputError
+from ..basics.files import parse_json, read_text
 from ..basics.units import parse_dtype
 from ..profile.ledger_file import Ending, Images, LeftOut
 from ..profile.ledger_file.structs import UNASKED
@@ -154,10 +154,7 @@ def _is_config(key: str, value: Any) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"cannot read the configuration: {error}", where=str(file)) from error
+    raw = parse_json(read_text(file), str(file))
     if not isinstance(raw, dict):
         raise InputError("the configuration is not an object", where=str(file))
     return raw

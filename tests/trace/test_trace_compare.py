@@ -118,6 +118,29 @@ def test_trace_needs_a_model(capfd: pytest.CaptureFixture[str]) -> None:
     assert "--model" in line
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b"[" * 100_000, "is nested deeper than"),
+        (b'{"model_type": "llama", "model_type": "gpt2"}', "duplicate key 'model_type'"),
+        (b"\xff\xfe", "is not a text file"),
+        (b"[]", "is not an object"),
+        (b"{}", "names no model_type"),
+    ],
+)
+def test_a_broken_configuration_is_one_line(
+    content: bytes, wrong: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    code, line = said(capfd, "trace", "--model", str(path))
+    assert code == 2
+    assert line.count("\n") == 1
+    assert str(path) in line
+    assert wrong in line
+
+
 def test_a_missing_extra_says_what_to_install(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
