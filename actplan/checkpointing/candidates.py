@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ..basics.errors import InputError
 from ..profile.chain import Chain, Choice, Stage
 from ..profile.schedule import Checkpointed, Option, Schedule, Unit
-from ..training.policies import Explicit, KeptOutputs, NoCheckpoint, Policy, Words
+from ..training.policies import Blocks, Explicit, Heaviest, KeptOutputs, NoCheckpoint, Policy, Sqrt, Words
 from .frameworks import Framework, check_per_op, framework
 from .segmented import Segmented, Subject
 from .solvers import Suffixes, solve
@@ -114,6 +114,15 @@ class Candidates:
                 self.whole += [] if menus else found
                 yield from found
         yield from (self._given(policy) for policy in self.selective)
+        if self._lingers:  # no optimum is proven then, and one of these may be cheaper than all that were solved for
+            yield from (self._given(policy) for policy in self._ruled())
+
+    def _ruled(self) -> Iterator[Policy]:
+        """What people choose by rule, as far as the framework can run it."""
+        heaviest = (Heaviest(n) for n in range(1, self.layers + 1))
+        for policy in (*self.framework.named(self.layers), Sqrt(), Blocks(), *heaviest):
+            if self.framework.runs(self.under(policy).segments, self.layers):
+                yield policy
 
     @cached_property
     def _lingers(self) -> bool:
