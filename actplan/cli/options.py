@@ -25,8 +25,8 @@ QAT = ("weights", "all")
 OF_A_LEDGER = ("seq", "batch", "checkpoint", "dp")
 """What may still be chosen where the model is a ledger."""
 OF_A_TRACE = (
-    *("seq", "batch", "dtype", "attention", "linear_attention", "kernels", "loss", "device", "checkpoint"),
-    *("hold_logits",),
+    *("seq", "batch", "dtype", "device", "checkpoint"),
+    *("attention", "linear_attention", "kernels", "loss", "hold_logits"),
 )
 """What a traced step follows."""
 
@@ -268,7 +268,7 @@ class RunOptions:
                 divides = name in Mesh.__struct_fields__ or name in ("cp_attention", "expert_imbalance")
                 raise InputError(
                     "a traced model is whole on its rank" if divides else "the trace has decided this",
-                    where=f"--{name.replace('_', '-')}",
+                    where=flag(name),
                     allowed="--seq, --batch, --checkpoint and --dp with --ledger",
                     hint=None if divides else "trace again with this option",
                 )
@@ -277,11 +277,9 @@ class RunOptions:
         """Errors if an option is given that a traced step does not follow."""
         for name in self._given():
             if name not in OF_A_TRACE:
-                flags = ", ".join(f"--{one.replace('_', '-')}" for one in OF_A_TRACE)
+                flags = ", ".join(flag(one) for one in OF_A_TRACE)
                 hint = "see --autocast" if name == "precision" else None
-                raise InputError(
-                    "a trace does not follow it", where=f"--{name.replace('_', '-')}", allowed=flags, hint=hint
-                )
+                raise InputError("a trace does not follow it", where=flag(name), allowed=flags, hint=hint)
 
     def _given(self) -> list[str]:
         """Names of the options that are not as they are without any."""
@@ -378,6 +376,11 @@ def _probability(text: str | None, flag: str) -> float:
             f"{text[:64]!r} is no probability", where=flag, allowed="a number from 0 to below 1 such as 0.05"
         )
     return float(text)
+
+
+def flag(name: str) -> str:
+    """The option of a field."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _only(axis: RunAxis, values: Sequence[object]) -> object:

@@ -17,7 +17,7 @@ from ..training import Run
 from .axes import numbers
 from .budget_options import BudgetOptions
 from .grouping import grouped
-from .options import ModelOptions, RunOptions
+from .options import ModelOptions, RunOptions, flag
 from .output import OutputOptions
 from .progress import shown
 from .settled import settled
@@ -154,7 +154,7 @@ def _listed(text: str | None, name: str) -> tuple[str, ...]:
         return ()
     words = [word.strip() for word in text.split(",")]
     if not all(words):
-        raise InputError(f"{text[:64]!r} names nothing between two commas", where=f"--{name.replace('_', '-')}")
+        raise InputError(f"{text[:64]!r} names nothing between two commas", where=flag(name))
     return tuple(dict.fromkeys(words))
 
 

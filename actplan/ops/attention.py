@@ -139,6 +139,13 @@ def _flash_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return result
 
 
+def _lowered(q: Tensor, k: Tensor, v: Tensor, low: DType | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs in a type that the kernel takes: fp32 ones are cast to `low`, where there is one."""
+    if low is None or q.dtype is not FP32:
+        return q, k, v
+    return to(q, low), to(k, low), to(v, low)
+
+
 def flash_attention(
     query: Tensor,
     key: Tensor,
@@ -156,8 +163,7 @@ def flash_attention(
     get_target_dtype).
     """
     q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
-    if low is not None and q.dtype is FP32:
-        q, k, v = to(q, low), to(k, low), to(v, low)
+    q, k, v = _lowered(q, k, v, low)
     return _flash(q, k, v, mask), None
 
 
@@ -173,8 +179,7 @@ def flash3_attention(
     """FlashAttention 3: keeps what version 2 keeps, takes values narrower than keys, and writes its output tokens
     first whatever the layout of the queries (hopper/flash_api.cpp, mha_fwd: empty)."""
     q, k, v = (transpose(x, 1, 2) for x in (query, key, value))
-    if low is not None and q.dtype is FP32:
-        q, k, v = to(q, low), to(k, low), to(v, low)
+    q, k, v = _lowered(q, k, v, low)
     return _flash(q, k, v, mask, like_query=False), None
 
 
@@ -193,8 +198,7 @@ def padded_flash_attention(
     width, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
     if missing:
         v = pad(v, -1, missing)
-    if low is not None and q.dtype is FP32:
-        q, k, v = to(q, low), to(k, low), to(v, low)
+    q, k, v = _lowered(q, k, v, low)
     out = _flash(q, k, v, mask)
     return (narrow(out, -1, 0, width) if missing else out), None
 

@@ -6,12 +6,13 @@ Backward formulas: tools/autograd/derivatives.yaml and torch/csrc/autograd/Funct
 
 from __future__ import annotations
 
-from ..autograd.graph import Node, Tensor
+from ..autograd.graph import Node, Rule, Tensor
 from ..autograd.strides import Shape
 from ..basics.units import INT64, DType
 from .views import attach
 
 CHOSEN = "the indices of the chosen entries"
+ROWS = "which row went where, to bring gradients back"
 
 
 def _scattered(like: Tensor, shape: Shape, dtype: DType, op: str) -> Tensor:
@@ -54,6 +55,15 @@ def sort(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.tape.empty(x.shape, x.dtype, "sort"), x.tape.empty(x.shape, INT64, "sort")
 
 
+def _taken(x: Tensor, index: Tensor, reason: str, out: Shape, op: str, name: str, rule: Rule) -> Tensor:
+    """A copy of entries of `x`, whose gradient goes back to where the index, which is saved, says."""
+    node = x.tape.node(name, rule, (x,))
+    if node is not None:
+        node.extra = x.shape
+    x.tape.save(node, index, reason)
+    return attach(x.tape.empty(out, x.dtype, op), node)
+
+
 def _gather_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
     node.unpack(0)
     return (_scattered(grads[0], node.extra, grads[0].dtype, "scatter_add"),)
@@ -61,11 +71,7 @@ def _gather_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
 
 def gather(x: Tensor, index: Tensor) -> Tensor:
     """`x.gather(-1, index)`: saves the index."""
-    node = x.tape.node("GatherBackward0", _gather_backward, (x,))
-    if node is not None:
-        node.extra = x.shape
-    x.tape.save(node, index, "the indices of a gather")
-    return attach(x.tape.empty(index.shape, x.dtype, "gather"), node)
+    return _taken(x, index, "the indices of a gather", index.shape, "gather", "GatherBackward0", _gather_backward)
 
 
 def _index_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
@@ -73,23 +79,21 @@ def _index_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
     return (_scattered(grads[0], node.extra, grads[0].dtype, "index_put"),)
 
 
+def _indexed(x: Tensor, index: Tensor, reason: str, out: Shape) -> Tensor:
+    """`x[index]`."""
+    return _taken(x, index, reason, out, "index", "IndexBackward0", _index_backward)
+
+
 def index_rows(x: Tensor, index: Tensor) -> Tensor:
     """`x[index]` of a one-dimensional index: a copy of those rows; saves the index."""
-    node = x.tape.node("IndexBackward0", _index_backward, (x,))
-    if node is not None:
-        node.extra = x.shape
-    x.tape.save(node, index, "which row went where, to bring gradients back")
-    return attach(x.tape.empty((*index.shape, *x.shape[1:]), x.dtype, "index"), node)
+    return _indexed(x, index, ROWS, (*index.shape, *x.shape[1:]))
 
 
 def index_one(x: Tensor, dim: int) -> Tensor:
     """`x[..., [i], ...]`, a list of one index: a copy, where a slice would be a view; saves the index."""
     dim = dim % len(x.shape)
-    node = x.tape.node("IndexBackward0", _index_backward, (x,))
-    if node is not None:
-        node.extra = x.shape
-    x.tape.save(node, x.tape.empty((1,), INT64, "index"), "which row went where, to bring gradients back")
-    return attach(x.tape.empty((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype, "index"), node)
+    index = x.tape.empty((1,), INT64, "index")
+    return _indexed(x, index, ROWS, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
 
 
 MASK = "the mask of the rows that were taken, to bring gradients back"
@@ -97,11 +101,7 @@ MASK = "the mask of the rows that were taken, to bring gradients back"
 
 def masked_rows(x: Tensor, mask: Tensor) -> Tensor:
     """`x[mask]` of a mask over the first dimensions, all of it true: a copy of the rows; saves the mask."""
-    node = x.tape.node("IndexBackward0", _index_backward, (x,))
-    if node is not None:
-        node.extra = x.shape
-    x.tape.save(node, mask, MASK)
-    return attach(x.tape.empty((mask.numel, *x.shape[len(mask.shape) :]), x.dtype, "index"), node)
+    return _indexed(x, mask, MASK, (mask.numel, *x.shape[len(mask.shape) :]))
 
 
 def _masked_scatter_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
@@ -111,11 +111,7 @@ def _masked_scatter_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
 
 def masked_scatter(mask: Tensor, source: Tensor) -> Tensor:
     """`zeros.masked_scatter(mask, source)`: zeros with the source's values where the mask is true; saves the mask."""
-    node = source.tape.node("MaskedScatterBackward0", _masked_scatter_backward, (source,))
-    if node is not None:
-        node.extra = source.shape
-    source.tape.save(node, mask, MASK)
-    return attach(source.tape.empty(mask.shape, source.dtype, "masked_scatter"), node)
+    return _taken(source, mask, MASK, mask.shape, "masked_scatter", "MaskedScatterBackward0", _masked_scatter_backward)
 
 
 def _index_select_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
@@ -125,11 +121,8 @@ def _index_select_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
 
 def index_select(x: Tensor, index: Tensor) -> Tensor:
     """`x.index_select(0, index)`: a copy of those rows; saves the index."""
-    node = x.tape.node("IndexSelectBackward0", _index_select_backward, (x,))
-    if node is not None:
-        node.extra = x.shape
-    x.tape.save(node, index, "which row went where, to bring gradients back")
-    return attach(x.tape.empty((*index.shape, *x.shape[1:]), x.dtype, "index_select"), node)
+    out = (*index.shape, *x.shape[1:])
+    return _taken(x, index, ROWS, out, "index_select", "IndexSelectBackward0", _index_select_backward)
 
 
 def inverse_permutation(perm: Tensor) -> Tensor:
