@@ -64,7 +64,7 @@ def page(title: str, picture: str) -> str:
 def png(picture: str) -> bytes:
     """The picture in pixels."""
     try:
-        import cairosvg  # type: ignore[import-not-found]
+        import cairosvg  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except (ImportError, OSError):  # without its C library it raises OSError
         raise MissingExtraError(
             "a PNG needs cairosvg, not usable here: pip install 'actplan[plot]', or write .svg or .html instead"
