@@ -298,7 +298,7 @@ def run_info(model: Model, run: Run) -> RunInfo:
         sequence_length=run.sequence_length,
         micro_batch_size=run.micro_batch_size,
         dtype=str(run.dtype),
-        stack="transformers",
+        stack=run.stack,
         attention=run.attention,
         linear_attention=run.linear_attention,
         kernels=run.kernels,
@@ -312,6 +312,8 @@ def run_info(model: Model, run: Run) -> RunInfo:
 def _trained_how(run: Run) -> dict[str, Any]:
     """Precision, adapters and quantised base, where they are not the plain ones."""
     said: dict[str, Any] = {} if run.precision == "pure" else {"precision": run.precision}
+    if run.stack_options is not None and run.stack_options.changed():
+        said["stack_options"] = run.stack_options.changed()
     if run.adapters is not None:
         lora = run.adapters
         saved = f", {' and '.join(lora.modules_to_save)} in full" if lora.modules_to_save else ""

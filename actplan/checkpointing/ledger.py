@@ -10,7 +10,8 @@ from ..autograd.storage import SavedTensor
 from ..basics.errors import InputError
 from ..model import Layer, Model
 from ..report import LedgerRow, Peak, PeakRow
-from ..stacks.transformers.model import Walk, walk
+from ..stacks import stack_of
+from ..stacks.walking import Walk
 from ..training import Run
 from . import textbook
 from .segmented import segmented
@@ -43,7 +44,7 @@ def _first_of(model: Model, kind: str) -> int:
 
 def _walked(model: Model, run: Run, tape: Tape | None = None) -> Walk:
     chosen = segmented(model, run, run.checkpoint)
-    return walk(model, run, chosen.segments, keeps=chosen.keeps, tape=tape)
+    return stack_of(run).walk(model, run, chosen.segments, keeps=chosen.keeps, tape=tape)
 
 
 def _merged(rows: Iterable[SavedTensor]) -> list[LedgerRow]:

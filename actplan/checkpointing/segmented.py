@@ -23,9 +23,8 @@ from ..profile.lifetimes import Lifetimes, fitted
 from ..profile.measured import profile
 from ..profile.schedule import with_segments
 from ..report import OutsideLayers, OutsideWithLosses
-from ..stacks.transformers.model import uncrossed
-from ..stacks.transformers.names import outside_parts
-from ..stacks.transformers.prediction import part_of
+from ..stacks import stack_of
+from ..stacks.walking import uncrossed
 from ..training import Run
 from ..training.policies import (
     EveryLayer,
@@ -230,9 +229,9 @@ class Segmented:
     def outside_layers(self) -> OutsideLayers:
         """What is saved by the embedding, the final norm, the output projection and the loss."""
         sizes = {"embedding": sum(row.nbytes * row.count for row in _all_rows(self.profile.embedding))}
-        parts = outside_parts(self.model.naming)
+        stack = stack_of(self.run)
         for row in self.profile.ending(checkpointed=bool(self.segments)).saved:
-            part = part_of(row.module) or parts.get(row.module, "loss")
+            part = stack.outside_part(self.model, row.module)
             sizes[part] = sizes.get(part, 0) + row.nbytes * row.count
         kind = OutsideWithLosses if sizes.keys() & {"mtp", "exits"} else OutsideLayers
         return kind(**{"final_norm": 0, "head": 0, "loss": 0, **sizes})

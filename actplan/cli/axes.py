@@ -19,6 +19,7 @@ from ..training import (
     Precision,
 )
 from ..training.policies import POLICY_WORDS, parse_policy
+from ..training.stacks import StackName
 
 MAX_DIGITS = 100
 Parse = Callable[[str, str], tuple[object, ...]]
@@ -114,6 +115,7 @@ RUN_AXES = (
     RunAxis("--seq", "sequence_length", numbers),
     RunAxis("--batch", "micro_batch_size", numbers),
     RunAxis("--dtype", "dtype", _dtypes),
+    RunAxis("--stack", "stack", _words(StackName)),
     RunAxis("--precision", "precision", _words(Precision)),
     RunAxis("--quantise", "quantised", _bases),
     RunAxis("--attention", "attention", _words(AttentionKernel)),

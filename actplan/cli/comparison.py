@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from ..autograd import Tape
 from ..checkpointing.segmented import segmented
 from ..model import Model
-from ..stacks.transformers.model import Walk, walk
+from ..stacks import stack_of
+from ..stacks.walking import Walk
 from ..training import Run
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def shortest(model: Model) -> int:
 
 
 def _run(model: Model, run: Run) -> Walk:
-    return walk(model, run, segmented(model, run, run.checkpoint).segments, tape=Tape())
+    return stack_of(run).walk(model, run, segmented(model, run, run.checkpoint).segments, tape=Tape())
 
 
 Row = tuple[str, str, tuple[int, ...], str, int, int]

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from .budget_options import BudgetOptions
 from .grouping import grouped
-from .options import ModelOptions, RunOptions
+from .model_options import ModelOptions
+from .options import RunOptions
 from .output import OutputOptions
 from .settled import asked
 

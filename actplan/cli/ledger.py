@@ -8,7 +8,8 @@ from typer import Option
 
 from ..basics.errors import InputError
 from .grouping import grouped
-from .options import ModelOptions, RunOptions
+from .model_options import ModelOptions
+from .options import RunOptions
 from .output import OutputOptions
 from .settled import without_budget
 

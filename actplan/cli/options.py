@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, cast
 
 from typer import Option
 
@@ -15,12 +15,9 @@ from ..model import Model
 from ..training import LOSSES, FakeQuantised, Frozen, Lora, Run
 from ..training.given import Given, based
 from ..training.mesh import Mesh
+from ..training.stacks import SET, StackName, StackOptions, options_of, parse_options
 from .axes import MAX_DIGITS, RUN_AXES, RunAxis
 
-if TYPE_CHECKING:
-    from ..traced import TracedModel
-
-DEFAULT_PRESET = "qwen-27b"
 QAT = ("weights", "all")
 OF_A_LEDGER = ("seq", "batch", "checkpoint", "dp")
 """What may still be chosen where the model is a ledger."""
@@ -32,63 +29,6 @@ OF_A_TRACE = (
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """Which model."""
-
-    preset: Annotated[
-        str | None, Option("--preset", metavar="NAME", help=f"A built-in model (default {DEFAULT_PRESET}).")
-    ] = None
-    model: Annotated[
-        str | None,
-        Option("--model", metavar="PATH", help="A YAML spec, a config.json or its folder, a cached hub id."),
-    ] = None
-    settings: Annotated[
-        list[str] | None,
-        Option("--set", metavar="PATH=VALUE", help="Override a field of the model; repeatable."),
-    ] = None
-
-    ledger: Annotated[
-        str | None, Option("--ledger", metavar="FILE", help="A traced model (`actplan trace -o`) in place of one.")
-    ] = None
-
-    @property
-    def reference(self) -> str:
-        """The model as the user named it."""
-        return self.ledger or self.model or self.preset or DEFAULT_PRESET
-
-    def traced(self) -> TracedModel | None:
-        """The traced model, if that is what is named."""
-        if self.ledger is None:
-            return None
-        if self.preset is not None or self.model is not None or self.settings:
-            raise InputError(
-                "a ledger is a whole model", where="--ledger", allowed="without --preset, --model and --set"
-            )
-        from ..loading import load_ledger
-
-        return load_ledger(self.ledger)
-
-    def load(self, settings: Sequence[str] | None = None) -> Model:
-        """The model named, with `--set` applied (or the settings given here instead)."""
-        from ..model.reading import load_model
-
-        if self.ledger is not None:
-            raise InputError(
-                "this needs an architecture, not a ledger", where="--ledger", allowed="--preset or --model"
-            )
-        if self.preset is not None and self.model is not None:
-            raise InputError("--preset and --model both name a model", allowed="one of them")
-        overrides = tuple(self.settings or ()) if settings is None else settings
-        if self.model is None:
-            return load_model(self.preset or DEFAULT_PRESET, preset=True, overrides=overrides)
-        if not _is_text(self.model):
-            raise InputError("the path is not valid UTF-8", where="--model")
-        from ..loading import hub_cache
-
-        return load_model(self.model, preset=False, overrides=overrides, hub_cache=hub_cache())
-
-
-@dataclass(frozen=True)
 class RunOptions:
     """How a step of it runs. Values are text: `sweep` reads ranges and lists where `estimate` wants one."""
 
@@ -97,6 +37,14 @@ class RunOptions:
     dtype: Annotated[
         str | None,
         Option("--dtype", metavar="bf16|fp16|fp32", help="Type of the activations (default: the recipe's, or bf16)."),
+    ] = None
+    stack: Annotated[
+        str,
+        Option("--stack", metavar="transformers|megatron|torchtitan", help="The training framework."),
+    ] = "transformers"
+    stack_set: Annotated[
+        list[str] | None,
+        Option("--stack-set", metavar="NAME=VALUE", help="A setting of that framework, by its own name; repeatable."),
     ] = None
     precision: Annotated[
         str | None,
@@ -294,8 +242,8 @@ class RunOptions:
     def assemble(self, model: Model | None, chosen: dict[str, object]) -> Run:
         """A run from parsed settings, and what the model decides where none is given."""
         if "attention" not in chosen:
-            chosen = {**chosen, "attention": "sdpa" if model is None or model.supports_sdpa else "eager"}
-        elif model is not None and chosen["attention"] == "sdpa" and not model.supports_sdpa:
+            chosen = {**chosen, "attention": self._attention(model, chosen)}
+        elif model is not None and _refuses_sdpa(model, chosen):
             raise InputError("Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash")
         degrees = {name: chosen[f"mesh.{name}"] for name in Mesh.__struct_fields__ if f"mesh.{name}" in chosen}
         plain = {name: value for name, value in chosen.items() if "." not in name}
@@ -303,6 +251,7 @@ class RunOptions:
         return Run(
             **plain,  # type: ignore[arg-type]
             mesh=mesh,
+            stack_options=self._stack_options(),
             mtp=self.mtp,
             hold_logits=self.hold_logits,
             loss_chunks=self._loss_chunks(),
@@ -313,6 +262,22 @@ class RunOptions:
             fake_quantised=self._fake_quantised(),
             input_require_grads=self.input_require_grads,
         )
+
+    def _attention(self, model: Model | None, chosen: dict[str, object]) -> str:
+        """The kernel that the stack picks; Transformers picks eager attention where the model refuses sdpa."""
+        stack = cast(StackName, chosen.get("stack", Run().stack))
+        if model is not None and _refuses_sdpa(model, {**chosen, "attention": "sdpa"}):
+            return "eager"
+        return (self._stack_options() or options_of(stack)()).attention_by_default()
+
+    def _stack_options(self) -> StackOptions | None:
+        """What the options say of the stack alone; an error where several are compared, whose names differ."""
+        if not self.stack_set:
+            return None
+        named = [word.strip() for word in self.stack.split(",")]
+        if len(named) > 1:
+            raise InputError("each stack has settings of its own", where=SET, allowed="one --stack with it")
+        return parse_options(cast(StackName, named[0]), self.stack_set)
 
     def _loss_chunks(self) -> int:
         """Chunks of the losses that have any; an error where none of those chosen has."""
@@ -378,6 +343,12 @@ def _probability(text: str | None, flag: str) -> float:
     return float(text)
 
 
+def _refuses_sdpa(model: Model, chosen: dict[str, object]) -> bool:
+    """Whether sdpa is chosen where Transformers refuses it for the model."""
+    ours = chosen.get("stack", "transformers") == "transformers"
+    return ours and chosen["attention"] == "sdpa" and not model.supports_sdpa
+
+
 def flag(name: str) -> str:
     """The option of a field."""
     return f"--{name.replace('_', '-')}"
@@ -388,11 +359,3 @@ def _only(axis: RunAxis, values: Sequence[object]) -> object:
         hint = "`actplan sweep` takes lists and ranges"
         raise InputError(f"{len(values)} values", where=axis.flag, allowed="one value", hint=hint)
     return values[0]
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

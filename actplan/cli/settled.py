@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from ..model import Model
 from ..training.given import trained
 from .budget_options import BudgetOptions
-from .options import ModelOptions, RunOptions
+from .model_options import ModelOptions
+from .options import RunOptions
 
 if TYPE_CHECKING:
     from ..memory.setup import Setup

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..basics.errors import InputError
 from .budget_options import BudgetOptions
-from .options import ModelOptions, RunOptions
+from .model_options import ModelOptions
+from .options import RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from ..training import Run
 from .axes import numbers
 from .budget_options import BudgetOptions
 from .grouping import grouped
-from .options import ModelOptions, RunOptions, flag
+from .model_options import ModelOptions
+from .options import RunOptions, flag
 from .output import OutputOptions
 from .progress import shown
 from .settled import settled

@@ -15,7 +15,8 @@ from ..training import Run
 from ..training.policies import EveryK, EveryLayer, NoCheckpoint
 from .budget_options import BudgetOptions
 from .grouping import grouped
-from .options import ModelOptions, RunOptions
+from .model_options import ModelOptions
+from .options import RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ..profile.chain import Chain
 from ..profile.evaluation import Phase, heights
 from ..profile.layers import LayerProfile
 from ..profile.schedule import with_segments
-from ..stacks.transformers.model import uncrossed
+from ..stacks.walking import uncrossed
 from ..training.policies import Keeps, Layers, Segment, kept_outputs, recomputed_parts
 from ..training.recipes import Recipe
 from .growth import Added, Grown, Growth

@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ..model import Model
-from ..stacks.transformers.model import Walk, walk
-from ..stacks.transformers.training import role
+from ..stacks import stack_of
+from ..stacks.walking import Walk
 from ..training import Run
 
 
@@ -37,9 +37,10 @@ def sample(model: Model, run: Run) -> Sample:
     if run.trains_all:
         found = _sample(model, model.layers, numbered=False)
         return found if run.loss_kind.is_there else _with_last(found)
-    kinds: list[Hashable] = [(layer, role(run, i)) for i, layer in enumerate(model.layers)]
+    stack = stack_of(run)
+    kinds: list[Hashable] = [(layer, stack.role(model, run, i)) for i, layer in enumerate(model.layers)]
     first = _sample(model, kinds, numbered=True)
-    fed = _fed(walk(first.model, run, numbers=first.numbers), first, run)
+    fed = _fed(stack.walk(first.model, run, numbers=first.numbers), first, run)
     return _sample(model, list(zip(kinds, fed, strict=True)), numbered=True)
 
 

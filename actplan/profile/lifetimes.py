@@ -18,7 +18,7 @@ from .chain import Chain, Stage
 
 if TYPE_CHECKING:
     from ..autograd.storage import SavedTensor
-    from ..stacks.transformers.model import Walk
+    from ..stacks.walking import Walk
 
 Sizes = Mapping[str, int]
 """Bytes, as the allocator counts them, of each shared tensor by its name."""

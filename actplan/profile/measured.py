@@ -18,9 +18,8 @@ from ..autograd.storage import SavedTensor
 from ..basics.allocator import rounded
 from ..basics.units import FP32
 from ..model import Layer, Model
-from ..stacks.transformers.model import Walk, walk
-from ..stacks.transformers.names import VIEWED_IDS
-from ..stacks.transformers.prediction import exits, predictor
+from ..stacks import stack_of
+from ..stacks.walking import Walk
 from ..training import Run
 from ..training.policies import NoCheckpoint
 from .ascent import Ascent, climbed, either
@@ -42,12 +41,13 @@ def profile(model: Model, run: Run) -> ModelProfile:
     plays a part)."""
     if run.input_require_grads is None:  # the same in both runs
         run = replace(run, input_require_grads=run.embeds_with_gradient(run.checkpoint))
+    stack = stack_of(run)
     sampled = sample(model, run)
     distinct, numbers = sampled.model, sampled.numbers
-    stored = walk(distinct, run, numbers=numbers)
+    stored = stack.walk(distinct, run, numbers=numbers)
     whole = replace(run, checkpoint=NoCheckpoint())
-    dropped = walk(distinct, whole, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
-    measured = _Measured(stored, dropped, _boundary(model, run), again=predictor(model, run) is not None)
+    dropped = stack.walk(distinct, whole, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
+    measured = _Measured(stored, dropped, _boundary(model, run), again=stack.checkpoints_head(model, run))
     return ModelProfile(
         embedding=measured.end(EMBEDDING, 0),
         layers=tuple(_by_place(distinct.layers, sampled.places, measured)),
@@ -56,10 +56,10 @@ def profile(model: Model, run: Run) -> ModelProfile:
         dropped=measured.context(dropped, measured.kept_dropped),
         boundary_bytes=measured.boundary,
         dropped_head=measured.dropped_head() if measured.again else None,
-        exits=exits(model, run),
+        exits=stack.exits(model, run),
         sampled=sum(measured.pinned(i + 1) for i in range(distinct.num_layers)),
         lossless=not run.loss_kind.is_there,
-        has_token_ids=model.naming in VIEWED_IDS,
+        has_token_ids=stack.counts_token_ids(model),
     )
 
 

@@ -21,7 +21,8 @@ from ..autograd.selection import ADAPTER, FAMILIES, Output, selects
 from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..model import Model
-from ..stacks.transformers.model import Walk, walk
+from ..stacks import stack_of
+from ..stacks.walking import Walk
 from ..training import Run
 from ..training.policies import CORE, Keeps, Words
 from .ascent import Ascent, either
@@ -196,7 +197,7 @@ class Menus:
         """The distinct layers in a row, each checkpointed."""
         distinct, numbers = self.sampled.model, self.sampled.numbers
         segments = tuple((i, i) for i in range(distinct.num_layers))
-        return walk(distinct, self.run, segments, keeps=keeps, tape=tape, numbers=numbers)
+        return stack_of(self.run).walk(distinct, self.run, segments, keeps=keeps, tape=tape, numbers=numbers)
 
     def rebuilt(self, layer: int) -> int:
         """Bytes that the replay of a checkpointed layer allocates when nothing is kept."""

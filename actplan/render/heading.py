@@ -45,7 +45,7 @@ def run_line(run: RunInfo) -> str:
         *([] if run.adapters is UNSET else [_adapters(run)]),
         *([] if run.quantised is UNSET else [run.quantised]),
         *([f"rounded {run.fake_quantised}"] if run.fake_quantised is not UNSET else []),
-        f"{run.kernels} modules, {run.attention}, {run.linear_attention}",
+        *_framework(run),
         *_loss(run),
         *([] if run.mtp is UNSET else ["multi-token prediction"]),
         *([] if run.padding is UNSET else ["padded"]),
@@ -56,6 +56,21 @@ def run_line(run: RunInfo) -> str:
         kept = f", boundaries in {run.checkpoint_dtype}" if run.checkpoint_dtype != run.dtype else ""
         parts.append(f"checkpoint {run.checkpoint}{kept}")
     return " · ".join(parts)
+
+
+def _framework(run: RunInfo) -> list[str]:
+    """Whose modules run with which kernels, and what is set of the framework alone."""
+    if run.stack in ("transformers", "traced"):
+        return [f"{run.kernels} modules, {run.attention}, {run.linear_attention}"]
+    options = {} if run.stack_options is UNSET else run.stack_options
+    return [f"{run.stack}, {run.attention} attention", *(f"{name}={_plain(value)}" for name, value in options.items())]
+
+
+def _plain(value: object) -> str:
+    """An option's value as it is written on the command line."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _loss(run: RunInfo) -> list[str]:

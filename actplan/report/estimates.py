@@ -45,6 +45,7 @@ class RunInfo(Part, frozen=True):
     padding: bool | UnsetType = UNSET
     expert_imbalance: float | UnsetType = UNSET
     context_attention: str | UnsetType = UNSET
+    stack_options: dict[str, object] | UnsetType = UNSET
 
 
 class Residual(Part, frozen=True):

@@ -12,6 +12,7 @@ from ..model.quantised import QuantisedBase
 from .losses import LOSSES, Loss, LossKind
 from .mesh import Mesh
 from .policies import NoCheckpoint, Policy
+from .stacks import StackName, StackOptions
 
 AttentionKernel = Literal["eager", "sdpa", "efficient", "cudnn", "flex", "flash", "flash2"]
 """efficient: sdpa on its memory-efficient kernel, heads repeated (a GPU that the flash kernel does not run on: T4).
@@ -73,6 +74,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     sequence_length: int = 8192
     micro_batch_size: int = 1
     dtype: DType = BF16
+    stack: StackName = "transformers"
+    """The framework that runs the model (`actplan.stacks`)."""
+    stack_options: StackOptions | None = None
+    """What only that framework can be set to, None for its defaults."""
     attention: AttentionKernel = "sdpa"
     linear_attention: LinearAttentionKernel = "fla"
     kernels: Kernels = "hf"

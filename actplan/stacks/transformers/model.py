@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
 
-import msgspec
 from msgspec.structs import replace
 
 from ...autograd import Tape, Tensor, backward, checkpoint
-from ...autograd.bookkeeping import OUTSIDE
 from ...autograd.stage_trace import StageTrace
 from ...autograd.storage import Storage
 from ...autograd.strides import contiguous_strides
@@ -20,6 +18,7 @@ from ...basics.units import INT64
 from ...model import Layer, Model
 from ...training import Run
 from ...training.policies import CORE, Segment, recomputed_parts
+from ..walking import Keeps, Stepper, Walk, uncrossed, units
 from . import head, inputs, losses, prediction
 from .block import decoder_layer
 from .inputs import Shared
@@ -28,48 +27,6 @@ from .names import NO_POSITION_IDS, POSITIONAL_MASK, VIEWED_IDS, names_of
 from .norm import norm
 from .scope import Scope
 from .training import check_scaled, expert_weight, projection, trains
-
-
-class Walk(msgspec.Struct):
-    """One training step of a model, run on shapes.
-
-    Stages count from 0: the embedding, each layer, the head (final norm, output projection, loss). Bytes as the
-    allocator counts them, of what is born in the step; gradients leave the count once they are accumulated.
-    """
-
-    tape: Tape
-    stages: list[StageTrace]
-    end_forward_bytes: int = 0
-    peak_forward_bytes: int = 0
-    peak_backward_bytes: int = 0
-
-    @property
-    def saved_bytes(self) -> int:
-        return sum(row.nbytes * row.count for row in self.tape.ledger)
-
-    @property
-    def peak_stage(self) -> int:
-        """The stage in which allocation is highest; of two equals, the forward's and then the later one."""
-        forward = self.peak_forward_bytes >= self.peak_backward_bytes
-        peaks = [s.forward_peak if forward else s.backward_peak for s in self.stages]
-        return max(range(len(peaks)), key=lambda i: (peaks[i], i))
-
-    @property
-    def peak_event(self) -> int:
-        """The number of the allocation that made the peak (`Meter.photograph`)."""
-        forward = self.peak_forward_bytes >= self.peak_backward_bytes
-        stage = self.stages[self.peak_stage]
-        return stage.forward_event if forward else stage.backward_event
-
-    def stage_name(self, stage: int) -> str:
-        """`embedding`, `layer 3` or `head`."""
-        if stage == 0:
-            return "embedding"
-        return "head" if stage == len(self.stages) - 1 else f"layer {stage - 1}"
-
-
-Keeps = Mapping[int, frozenset[str]]
-"""A segment's first layer -> the outputs it keeps all the same (`autograd.selection.Selection`)."""
 
 
 def walk(
@@ -89,7 +46,7 @@ def walk(
     if run.input_require_grads is None:
         run = replace(run, input_require_grads=bool(segments) and not run.trains_all)
     result = Walk(tape, [StageTrace() for _ in range(model.num_layers + 2)])
-    stepper = _Stepper(tape, result.stages)
+    stepper = Stepper(tape, result.stages)
     tape.device, tape.postpones = run.device, run.split_backward
     tape.trains = trains(run)
     copies = frozenset(run.adapters.modules_to_save if run.adapters else ())
@@ -145,68 +102,13 @@ def _untrained(tape: Tape, run: Run) -> InputError:
     )
 
 
-class _Stepper:
-    """Notes what is alive where one stage ends and the next begins; a replay belongs to the backward around it."""
-
-    def __init__(self, tape: Tape, stages: list[StageTrace]) -> None:
-        self.tape, self.stages = tape, stages
-        self.current: int | None = None
-        self.flops = self.replayed = self.rebuilt = self.accumulated = self.postponed = 0
-
-    def begin(self, stage: int) -> None:
-        tape = self.tape
-        if tape.replaying:
-            return
-        tape.stage = stage
-        tape.meter.mark()
-        self.stages[stage].forward_start = tape.meter.live
-        self.flops = tape.flops
-
-    def captured(self, layer: int, given: Shared, positions: Tensor | None) -> None:
-        """A checkpoint from this layer on keeps these alive."""
-        found = self.stages[layer + 1].captured = given.sizes()
-        if positions is not None and positions.storage.row is None:
-            found["positions"] = rounded(positions.storage.nbytes)
-
-    def end(self, stage: int) -> None:
-        tape, trace = self.tape, self.stages[stage]
-        if tape.replaying:
-            return
-        trace.forward_event = tape.meter.peak_event
-        trace.forward_peak, trace.forward_end = tape.meter.mark(), tape.meter.live
-        trace.flops, trace.formed = tape.flops - self.flops, list(tape.accumulated)
-        tape.stage = OUTSIDE
-
-    def backward(self, stage: int | None) -> None:
-        """The backward pass goes over to `stage`; None: it is done."""
-        tape = self.tape
-        if self.current is not None:
-            trace = self.stages[self.current]
-            trace.backward_event = tape.meter.peak_event
-            trace.replay, trace.plain, trace.lows = tape.meter.replay, tape.meter.plain, tape.meter.lows
-            trace.plain_before = tape.meter.plain_before
-            trace.accumulated = tape.accumulated[self.accumulated :]
-            trace.backward_peak, trace.backward_end = tape.meter.mark(), tape.meter.live
-            trace.replayed_flops = tape.replayed_flops - self.replayed
-            trace.rebuilt = tape.meter.rebuilt - self.rebuilt
-            trace.postponed = tape.postponed_bytes - self.postponed
-        else:
-            tape.meter.gone = 0
-            tape.meter.mark()
-        self.replayed, self.accumulated, self.current = tape.replayed_flops, len(tape.accumulated), stage
-        self.postponed, self.rebuilt = tape.postponed_bytes, tape.meter.rebuilt
-        if stage is not None:
-            self.stages[stage].reached = True
-            self.stages[stage].backward_start = tape.meter.live
-
-
 def _forward(
     m: Scope,
     model: Model,
     run: Run,
     segments: tuple[Segment, ...],
     keeps: Keeps,
-    stepper: _Stepper,
+    stepper: Stepper,
     numbers: Sequence[int],
 ) -> tuple[Tensor, list[Tensor]]:
     """Up to the loss (or the hidden states); also the logits, where the caller holds them."""
@@ -243,7 +145,7 @@ def _language_model(
     run: Run,
     segments: tuple[Segment, ...],
     keeps: Keeps,
-    stepper: _Stepper,
+    stepper: Stepper,
     numbers: Sequence[int],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Embedding, layers, final norm (LlamaModel.forward): what is local here lives until the layers are through.
@@ -273,11 +175,11 @@ def _language_model(
         return hidden
 
     exits, left = prediction.exits(model, run), []
-    for first, last, checkpointed in _units(model.num_layers, uncrossed(segments, exits)):
+    for first, last, checkpointed in units(model.num_layers, uncrossed(segments, exits)):
         if checkpointed:
             given = shared.of(model.layers[first : last + 1])
             positional = given.masks.values() if model.naming in POSITIONAL_MASK else ()
-            stepper.captured(first, given, m.positions)
+            stepper.captured(first, given.sizes(), m.positions)
             run_segment = partial(run_layers, first, given, m.positions)
             keep = keeps.get(first, frozenset())
             name = _layer_name(m, numbers[first])
@@ -294,7 +196,7 @@ def _language_model(
     return prediction.predict(m, normed, ids, model, shared, checkpointed=bool(segments)), left
 
 
-def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: Shared, stepper: _Stepper) -> Tensor:
+def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: Shared, stepper: Stepper) -> Tensor:
     stepper.begin(i + 1)
     m.captured = {}
     hidden = m.call(_layer_name(m, number), decoder_layer, hidden, spec, shared.rope(spec), shared.mask(spec))
@@ -308,25 +210,3 @@ def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: S
 
 def _layer_name(m: Scope, i: int) -> str:
     return f"{m.names.get('layers', 'layers')}.{i}"
-
-
-def uncrossed(segments: Sequence[Segment], exits: Sequence[int]) -> tuple[Segment, ...]:
-    """Segments cut where an early exit reads the hidden state: a checkpoint has one output."""
-    found: list[Segment] = []
-    for first, last in segments:
-        inner = [after for after in exits if first < after <= last]
-        starts = [first, *inner]
-        found.extend(zip(starts, [*(after - 1 for after in inner), last], strict=True))
-    return tuple(found)
-
-
-def _units(num_layers: int, segments: tuple[Segment, ...]) -> list[tuple[int, int, bool]]:
-    """Stored layers one by one and checkpointed segments, in order."""
-    units: list[tuple[int, int, bool]] = []
-    at = 0
-    for first, last in segments:
-        units.extend((i, i, False) for i in range(at, first))
-        units.append((first, last, True))
-        at = last + 1
-    units.extend((i, i, False) for i in range(at, num_layers))
-    return units

@@ -1,0 +1,103 @@
+"""Which training framework runs a model, and the settings that only it has.
+
+What a framework runs is in `actplan.stacks`. Here stand its name, its options as data, and the words of the run's own
+settings that mean something in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from ..basics.errors import InputError
+from ..model.parts import Spec
+
+StackName = Literal["transformers", "megatron", "torchtitan"]
+"""transformers: Hugging Face's modelling code. megatron: Megatron-Core, its layers local or Transformer Engine's.
+torchtitan: its own modules."""
+STACKS: tuple[StackName, ...] = get_args(StackName)
+SET = "--stack-set"
+
+
+class StackOptions(Spec, frozen=True):
+    """Base of a stack's own options: a field for each, named as the framework names it, with its default there."""
+
+    def changed(self) -> dict[str, object]:
+        """Return the options that are not as they are by default, by name."""
+        plain = type(self)()
+        return {
+            name: value for name in self.__struct_fields__ if (value := getattr(self, name)) != getattr(plain, name)
+        }
+
+    def attention_by_default(self) -> str:
+        """Return the attention kernel that the framework picks where none is asked for (`training.AttentionKernel`)."""
+        return "sdpa"
+
+
+class NoOptions(StackOptions, frozen=True):
+    """The options of a stack that has none of its own."""
+
+
+def options_of(stack: StackName) -> type[StackOptions]:
+    """Return the type of a stack's options."""
+    return NoOptions
+
+
+def parse_options(stack: StackName, settings: Sequence[str]) -> StackOptions | None:
+    """Read `NAME=VALUE` settings of a stack; None where there are none.
+
+    Names may be written with dashes, as on the framework's own command line; a list takes commas.
+
+    Raises:
+        InputError: a name that the stack does not have, a value that is none of its own, a setting given twice.
+    """
+    if not settings:
+        return None
+    kind = options_of(stack)
+    if not kind.__struct_fields__:
+        raise InputError(f"{stack} has no settings of its own", where=SET, allowed="--stack megatron or torchtitan")
+    given: dict[str, object] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        name = name.strip().removeprefix("--").replace("-", "_")
+        if not equals:
+            raise InputError(f"{text[:64]!r} sets nothing", where=SET, allowed="NAME=VALUE")
+        if name not in kind.__struct_fields__:
+            wrong = f"{stack} has no setting {name[:64]!r} here"
+            raise InputError(wrong, where=SET, choices=kind.__struct_fields__, got=name[:64])
+        if name in given:
+            raise InputError(f"{name} is set twice", where=SET, allowed="each setting once")
+        given[name] = _value(kind, name, value.strip())
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(_worded(error), where=SET) from None
+
+
+def _value(kind: type[StackOptions], name: str, text: str) -> object:
+    """A value as text, or a list of them for a field that takes one."""
+    listed = isinstance(getattr(kind(), name), tuple)
+    return [word.strip() for word in text.split(",") if word.strip()] if listed else text
+
+
+def _worded(error: msgspec.ValidationError) -> str:
+    """`Invalid enum value 'x' - at `$.dispatcher`` as `dispatcher: invalid enum value 'x'`."""
+    text, _, place = str(error).partition(" - at `$.")
+    return f"{place.rstrip('`')}: {text[:1].lower()}{text[1:200]}"
+
+
+def refuse_words(
+    stack: StackName, given: Mapping[str, object], allowed: Mapping[str, Iterable[object]], reasons: Mapping[str, str]
+) -> None:
+    """Raise InputError for the first setting of a run that the stack does not know.
+
+    given: option -> the value of the run. allowed: option -> the values that mean something in the stack. reasons: why
+    the others do not, where there is more to say.
+    """
+    for option, values in allowed.items():
+        known = tuple(values)
+        if given[option] not in known:
+            why = reasons.get(option, f"--stack {stack} has no {option.removeprefix('--')} {given[option]}")
+            raise InputError(why, where=option, allowed=", ".join(str(value) for value in known))
