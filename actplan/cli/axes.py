@@ -17,9 +17,9 @@ from ..training import (
     LinearAttentionKernel,
     Loss,
     Precision,
+    StackName,
 )
 from ..training.policies import POLICY_WORDS, parse_policy
-from ..training.stacks import StackName
 
 MAX_DIGITS = 100
 Parse = Callable[[str, str], tuple[object, ...]]

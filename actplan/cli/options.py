@@ -12,10 +12,9 @@ from typer import Option
 from ..basics.errors import InputError
 from ..basics.units import parse_count, parse_dtype
 from ..model import Model
-from ..training import LOSSES, FakeQuantised, Frozen, Lora, Run
+from ..training import LOSSES, FakeQuantised, Frozen, Lora, Run, StackName, StackOptions
 from ..training.given import Given, based
 from ..training.mesh import Mesh
-from ..training.stacks import SET, StackName, StackOptions, options_of, parse_options
 from .axes import MAX_DIGITS, RUN_AXES, RunAxis
 
 QAT = ("weights", "all")
@@ -266,14 +265,18 @@ class RunOptions:
     def _attention(self, model: Model | None, chosen: dict[str, object]) -> str:
         """The kernel that the stack picks; Transformers picks eager attention where the model refuses sdpa."""
         stack = cast(StackName, chosen.get("stack", Run().stack))
-        if model is not None and _refuses_sdpa(model, {**chosen, "attention": "sdpa"}):
-            return "eager"
+        if stack == "transformers":
+            return "sdpa" if model is None or model.supports_sdpa else "eager"
+        from ..training.stacks import options_of
+
         return (self._stack_options() or options_of(stack)()).attention_by_default()
 
     def _stack_options(self) -> StackOptions | None:
         """What the options say of the stack alone; an error where several are compared, whose names differ."""
         if not self.stack_set:
             return None
+        from ..training.stacks import SET, parse_options
+
         named = [word.strip() for word in self.stack.split(",")]
         if len(named) > 1:
             raise InputError("each stack has settings of its own", where=SET, allowed="one --stack with it")

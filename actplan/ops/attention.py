@@ -10,8 +10,7 @@ from ..basics.units import FP16, FP32, INT64, DType
 from ..model import Attention
 from .casts import to
 from .elementwise import add, mul_scalar, raw_binary, scale_in_place, tanh
-from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
-from .function import custom, empty_like, new, raw_contiguous, unit_stride
+from .function import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES, custom, empty_like, new, raw_contiguous, unit_stride
 from .linear import matmul
 from .views import (
     attach,

@@ -13,8 +13,7 @@ from functools import partial
 from ..autograd.graph import Node, Tensor
 from ..autograd.strides import like_strides
 from ..basics.units import FP32, INT32, INT64
-from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
-from .function import custom, empty_like, new, raw_contiguous, unit_stride
+from .function import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES, custom, empty_like, new, raw_contiguous, unit_stride
 from .indexing import index_rows
 from .views import reshape, view
 

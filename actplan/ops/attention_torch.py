@@ -13,8 +13,7 @@ from ..basics.units import FP32, INT32, INT64
 from ..model import Attention
 from .attention import Attended, repeat_kv
 from .casts import lowered, to
-from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
-from .function import custom, empty_like, new
+from .function import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES, custom, empty_like, new
 from .views import contiguous, transpose
 
 FLEX_BLOCK = 128

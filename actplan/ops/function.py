@@ -10,6 +10,14 @@ from ..basics.units import DType
 
 Saves = Sequence[tuple[Tensor, str]]
 
+QUERIES = "the queries, to compute attention again"
+KEYS = "the keys, to compute attention again"
+VALUES = "the values, to compute attention again"
+OUTPUT = "the attention output, for the softmax gradient"
+ROWS = "the log-sum-exp of each row, to compute probabilities again"
+STATE = "the state of the dropout generator"
+"""Why FlashAttention saves each of its tensors: the words that a ledger gives for them."""
+
 
 def custom(op: str, rule: Rule, inputs: Sequence[Tensor], saves: Saves, outputs: Sequence[Tensor]) -> Node | None:
     """Tie `outputs` to a new node that saves `saves`; returns it, None when no input wants a gradient."""

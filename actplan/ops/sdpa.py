@@ -17,8 +17,7 @@ from ..model import Attention
 from .attention import Attended, flash_gradients, repeat_kv, softmax
 from .casts import lowered, to
 from .elementwise import add, mul_scalar
-from .flash_saves import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES
-from .function import custom, new, raw_contiguous
+from .function import KEYS, OUTPUT, QUERIES, ROWS, STATE, VALUES, custom, new, raw_contiguous
 from .linear import matmul
 from .views import contiguous, raw_transpose, transpose
 

@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..basics.errors import InputError
-from ..training import Run
-from ..training.stacks import STACKS, StackName
+from ..training import Run, StackName
+from ..training.run import STACKS
 
 if TYPE_CHECKING:
     from .stack import Stack
 
-_BUILT: dict[StackName, str] = {"transformers": "transformers.stack"}
+_BUILT: dict[StackName, str] = {"transformers": "transformers"}
 """Stack -> its module below this one, which calls it `STACK`."""
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from types import MappingProxyType
 from typing import Protocol
 
 from ..autograd import Tape
 from ..model import Model
 from ..training import Run
 from ..training.policies import Segment
-from .walking import Keeps, Walk
-
-NOTHING_KEPT: Keeps = MappingProxyType({})
+from .walking import NOTHING_KEPT, Keeps, Walk
 
 
 class Stack(Protocol):

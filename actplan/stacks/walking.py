@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -53,6 +54,7 @@ class Walk(msgspec.Struct):
 
 Keeps = Mapping[int, frozenset[str]]
 """A segment's first layer -> the outputs it keeps all the same (`autograd.selection.Selection`)."""
+NOTHING_KEPT: Keeps = MappingProxyType({})
 
 
 class Stepper:

@@ -17,6 +17,8 @@ from .run import (
     Lora,
     Precision,
     Run,
+    StackName,
+    StackOptions,
 )
 
 __all__ = [
@@ -34,4 +36,6 @@ __all__ = [
     "LossKind",
     "Precision",
     "Run",
+    "StackName",
+    "StackOptions",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -12,7 +12,6 @@ from ..model.quantised import QuantisedBase
 from .losses import LOSSES, Loss, LossKind
 from .mesh import Mesh
 from .policies import NoCheckpoint, Policy
-from .stacks import StackName, StackOptions
 
 AttentionKernel = Literal["eager", "sdpa", "efficient", "cudnn", "flex", "flash", "flash2"]
 """efficient: sdpa on its memory-efficient kernel, heads repeated (a GPU that the flash kernel does not run on: T4).
@@ -31,6 +30,27 @@ generator's state, a CPU's takes a mask."""
 Precision = Literal["pure", "autocast"]
 """pure: everything in one type. autocast: matrix products under `torch.autocast` of the run's type, over fp32 weights,
 or, where adapters are trained, over a frozen base in that type (`Run.base_dtype`)."""
+
+
+StackName = Literal["transformers", "megatron", "torchtitan"]
+"""transformers: Hugging Face's modelling code. megatron: Megatron-Core, its layers local or Transformer Engine's.
+torchtitan: its own modules."""
+STACKS: tuple[StackName, ...] = get_args(StackName)
+
+
+class StackOptions(Spec, frozen=True):
+    """Base of a stack's own options: a field for each, named as the framework names it, with its default there."""
+
+    def changed(self) -> dict[str, object]:
+        """Return the options that are not as they are by default, by name."""
+        plain = type(self)()
+        return {
+            name: value for name in self.__struct_fields__ if (value := getattr(self, name)) != getattr(plain, name)
+        }
+
+    def attention_by_default(self) -> str:
+        """Return the attention kernel that the framework picks where none is asked for (`training.AttentionKernel`)."""
+        return "sdpa"
 
 
 class Lora(Spec, frozen=True):

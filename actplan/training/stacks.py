@@ -7,33 +7,13 @@ settings that mean something in it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
 
 import msgspec
 
 from ..basics.errors import InputError
-from ..model.parts import Spec
+from .run import StackName, StackOptions
 
-StackName = Literal["transformers", "megatron", "torchtitan"]
-"""transformers: Hugging Face's modelling code. megatron: Megatron-Core, its layers local or Transformer Engine's.
-torchtitan: its own modules."""
-STACKS: tuple[StackName, ...] = get_args(StackName)
 SET = "--stack-set"
-
-
-class StackOptions(Spec, frozen=True):
-    """Base of a stack's own options: a field for each, named as the framework names it, with its default there."""
-
-    def changed(self) -> dict[str, object]:
-        """Return the options that are not as they are by default, by name."""
-        plain = type(self)()
-        return {
-            name: value for name in self.__struct_fields__ if (value := getattr(self, name)) != getattr(plain, name)
-        }
-
-    def attention_by_default(self) -> str:
-        """Return the attention kernel that the framework picks where none is asked for (`training.AttentionKernel`)."""
-        return "sdpa"
 
 
 class NoOptions(StackOptions, frozen=True):
