@@ -22,6 +22,7 @@ import msgspec
 from actplan.basics.units import BF16, FP32, DType
 from actplan.notes.registry import NOTES
 from actplan.report import Report
+from actplan.report.validation import Validation
 from actplan.training import LOSSES
 from actplan.training.optimizers import OPTIMIZERS, Stepped
 from actplan.training.recipes import RECIPES, Recipe
@@ -128,9 +129,9 @@ def losses() -> str:
 # --- JSON -----------------------------------------------------------------------------------------------------
 
 
-def json_keys() -> str:
+def json_keys(report: type[msgspec.Struct] = Report) -> str:
     """Every key of a report, with its type; `?` where a command may leave it out."""
-    return "```text\n" + "\n".join(_keys(Report, "", ())) + "\n```\n"
+    return "```text\n" + "\n".join(_keys(report, "", ())) + "\n```\n"
 
 
 def _keys(struct: type[msgspec.Struct], indent: str, outer: Sequence[type]) -> Iterator[str]:
@@ -222,6 +223,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "optimizers": optimizers,
     "losses": losses,
     "json-keys": json_keys,
+    "validation-keys": lambda: json_keys(Validation),
     "records": records,
     "estimate-notes": lambda: notes_in("estimate"),
     "budget-notes": lambda: notes_in("budget"),

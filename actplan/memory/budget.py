@@ -36,7 +36,7 @@ class StageBudget(msgspec.Struct, frozen=True):
     """One stage's phases.
 
     main_bytes: what the stream that computes has allocated at its highest. owed_bytes, graph_bytes: what is kept at
-    most for gradients of weights that come later, and what their graphs keep.
+    most for gradients of weights that come later, and what their graphs keep. workspace_bytes: libraries' scratch.
     """
 
     plan: StagePlan
@@ -45,6 +45,12 @@ class StageBudget(msgspec.Struct, frozen=True):
     main_bytes: int
     owed_bytes: int
     graph_bytes: int
+    workspace_bytes: int
+
+    @property
+    def after_step_bytes(self) -> int:
+        """What stays allocated when the step is over."""
+        return self.states.total_bytes("after_step") + self.workspace_bytes
 
     @property
     def peak(self) -> PhaseBytes:
@@ -72,6 +78,7 @@ def budget(body: Body, job: Job) -> Budget:
         phases=worst.phases,
         peak_phase=worst.peak.phase,
         total_bytes=total,
+        after_step_bytes=worst.after_step_bytes,
         reserved_bytes=reserved,
         framework_bytes=Band(low=framework[0], high=framework[1]),
         device_bytes=Band(
@@ -141,7 +148,7 @@ def _stage(plan: StagePlan, body: Body, job: Job, *, first_step: bool = False) -
     owed = max(sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved))) for held in plan.holdings)
     graphs = max(sum(map(mul, held.owed, (chunk.kept_bytes for chunk in chunks))) for held in plan.holdings)
     static = dataclasses.replace(static, host_bytes=static.host_bytes + moved)
-    return StageBudget(plan, phases, static, main, owed, graphs)
+    return StageBudget(plan, phases, static, main, owed, graphs, workspace)
 
 
 def _inputs(plan: StagePlan, body: Body) -> Iterable[Line]:
@@ -223,6 +230,7 @@ def _summary(stage: StageBudget) -> StageBytes:
         in_flight=plan.in_flight,
         peak_phase=stage.peak.phase,
         total_bytes=stage.peak.total_bytes,
+        after_step_bytes=stage.after_step_bytes,
         phases=stage.phases,
         chunks=plan.chunks if len(plan.chunks) > 1 else UNSET,
         weights_owed=WeightsOwed(microbatches=plan.owed, bytes=stage.owed_bytes, graph_bytes=stage.graph_bytes)

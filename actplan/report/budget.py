@@ -64,6 +64,7 @@ class StageBytes(Part, frozen=True):
     in_flight: int
     peak_phase: str
     total_bytes: int
+    after_step_bytes: int
     phases: tuple[PhaseBytes, ...]
     chunks: tuple[tuple[int, int], ...] | UnsetType = UNSET
     weights_owed: WeightsOwed | UnsetType = UNSET
@@ -88,7 +89,8 @@ class Routing(Part, frozen=True):
 
 
 class Budget(Part, frozen=True):
-    """One rank's memory. `total_bytes` is allocated; with pipeline stages, of the fullest one."""
+    """One rank's memory. `total_bytes` is allocated; with pipeline stages, of the fullest one. `after_step_bytes` stay
+    allocated when the step is over, until the gradients are freed."""
 
     recipe: str
     optimizer: str
@@ -96,6 +98,7 @@ class Budget(Part, frozen=True):
     phases: tuple[PhaseBytes, ...]
     peak_phase: str
     total_bytes: int
+    after_step_bytes: int
     reserved_bytes: Band
     framework_bytes: Band
     device_bytes: Band

@@ -7,30 +7,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from actplan.validation import autograd
+from actplan.validation.files import Place
+from actplan.validation.records import Fields
+
 REFERENCE = Path(__file__).parent.parent / "reference"
 RECORDS: list[dict[str, Any]] = json.loads((REFERENCE / "autograd.json").read_text(encoding="utf-8"))
-WORDS = {
-    "fa2": "flash",
-    "eager": "eager",
-    "sdpa": "sdpa",
-    "reference": "torch",
-    "fla": "fla",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-}
 Row = tuple[str, tuple[int, ...], str, int]
 
 
 def arguments(record: dict[str, Any]) -> list[str]:
     """The options that describe a record's run."""
-    return [
-        *("--model", str(REFERENCE / "configs" / record["config"])),
-        *("--set", f"num_layers={record['num_layers']}"),
-        *("--batch", str(record["batch"]), "--seq", str(record["seq"]), "--dtype", WORDS[record["dtype"]]),
-        *("--attention", WORDS[record["attn"]], "--linear-attention", WORDS[record["gdn"]]),
-        *("--kernels", record["kernels"], "--loss", record["loss"]),
-        *("--checkpoint", "layer" if record["ckpt"] else "none"),
-    ]
+    return list(autograd.arguments(Fields(record, "autograd.json"), Place(REFERENCE / "autograd.json").config))
 
 
 def name(record: dict[str, Any]) -> str:

@@ -1,0 +1,42 @@
+"""The options of `actplan estimate`, read from words as its command line reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .budget_options import BudgetOptions
+from .model_options import ModelOptions
+from .options import RunOptions
+from .settled import asked
+
+if TYPE_CHECKING:
+    from ..memory.setup import Setup
+    from ..model import Model
+    from ..traced import TracedModel
+    from ..training import Run
+
+Group = TypeVar("Group", ModelOptions, RunOptions, BudgetOptions)
+
+
+def parsed(words: Sequence[str]) -> tuple[Model | TracedModel, Run, Setup]:
+    """Return the model, the run and the setup that `actplan estimate` with these words asks about.
+
+    Raises InputError as the command does, for words that it does not know too.
+    """
+    from typer._click.exceptions import ClickException
+
+    from .app import load
+    from .usage import explain
+
+    try:
+        context = load("estimate").make_context("estimate", list(words))
+    except ClickException as error:
+        raise explain(error) from None
+    given = context.params
+    return asked(_group(ModelOptions, given), _group(RunOptions, given), _group(BudgetOptions, given))
+
+
+def _group(kind: type[Group], given: dict[str, Any]) -> Group:
+    return kind(**{field.name: given[field.name] for field in fields(kind)})
