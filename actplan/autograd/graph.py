@@ -176,6 +176,8 @@ class Tape(Bookkeeping):
         self.selection: Selection[Kept] | None = None
         self.accumulated: list[Tensor] = []
         self.parameters: dict[str, Tensor] = {}
+        self.row_ranks: dict[str, int] = {}
+        """Lookup tables whose rows several ranks divide, and how many."""
         self.accumulators: dict[str, Node] = {}
         self.autocast: DType | None = None
         self.casts: dict[str | int, Tensor] = {}

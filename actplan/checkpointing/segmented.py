@@ -128,7 +128,9 @@ class Subject:
     @property
     def logits_bytes(self) -> int:
         """Logits of one micro-batch on this rank, as the head hands them out."""
-        words = self.run.mesh.divide(self.model.vocab_size, "tp", "the vocabulary")
+        words = self.model.vocab_size
+        if not self.run.loss_kind.gathers:
+            words = self.run.mesh.divide(words, "tp", "the vocabulary")
         return self.run.tokens * words * self.logits_dtype.itemsize
 
     def with_choices(self, chain: Chain, keeps: Keeps) -> Chain:

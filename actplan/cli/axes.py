@@ -83,6 +83,15 @@ def _factor(text: str, flag: str) -> float:
     return float(text)
 
 
+def _ranks(text: str, flag: str) -> tuple[object, ...]:
+    """Ranks count from 0."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if len(word) > MAX_DIGITS or not re.fullmatch(r"\d+", word):
+            raise InputError(f"{word[:64]!r} is no rank", where=flag, allowed="a whole number from 0")
+    return _distinct(int(word) for word in words)
+
+
 def _bases(text: str, flag: str) -> tuple[object, ...]:
     from ..training.quantising import parse_base
 
@@ -125,6 +134,7 @@ RUN_AXES = (
     RunAxis("--device", "device", _words(Device)),
     *(RunAxis(f"--{name}", f"mesh.{name}", numbers) for name in ("dp", "tp", "cp", "pp", "vpp", "ep", "etp")),
     RunAxis("--cp-attention", "context_attention", _words(ContextAttention)),
+    RunAxis("--cp-rank", "context_rank", _ranks),
     RunAxis("--expert-imbalance", "expert_imbalance", _factors),
     RunAxis("--checkpoint-dtype", "checkpoint_dtype", _dtypes),
     RunAxis("--checkpoint", "checkpoint", _policies),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast
@@ -15,7 +14,8 @@ from ..model import Model
 from ..training import LOSSES, FakeQuantised, Frozen, Lora, Run, StackName, StackOptions
 from ..training.given import Given, based
 from ..training.mesh import Mesh
-from .axes import MAX_DIGITS, RUN_AXES, RunAxis
+from .axes import RUN_AXES, RunAxis
+from .words import names, probability
 
 QAT = ("weights", "all")
 OF_A_LEDGER = ("seq", "batch", "checkpoint", "dp")
@@ -69,7 +69,7 @@ class RunOptions:
             "--loss",
             metavar="NAME",
             help="Cross-entropy: naive, fused (or liger), liger-ce, trl, torchtune, torchtune-output, torchtitan, "
-            "parallel; none ends at the hidden states.",
+            "parallel, gathered; none ends at the hidden states.",
         ),
     ] = "naive"
     loss_chunks: Annotated[
@@ -173,7 +173,13 @@ class RunOptions:
     etp: Annotated[str | None, Option("--etp", metavar="N", help="Tensor-parallel ranks of an expert.")] = None
     cp_attention: Annotated[
         str | None,
-        Option("--cp-attention", metavar="NAME", help="Over context-parallel ranks: ring, all-gather, all-to-all."),
+        Option(
+            "--cp-attention", metavar="NAME", help="ring, all-gather, all-to-all-rotation or all-to-all, with --cp."
+        ),
+    ] = None
+    cp_rank: Annotated[
+        str | None,
+        Option("--cp-rank", metavar="N", help="The context-parallel rank counted, from 0 (default: the fullest)."),
     ] = None
     expert_imbalance: Annotated[
         str | None,
@@ -212,7 +218,7 @@ class RunOptions:
         """Errors if an option is given that a ledger cannot follow."""
         for name in self._given():
             if name not in OF_A_LEDGER:
-                divides = name in Mesh.__struct_fields__ or name in ("cp_attention", "expert_imbalance")
+                divides = name in Mesh.__struct_fields__ or name in ("cp_attention", "cp_rank", "expert_imbalance")
                 raise InputError(
                     "a traced model is whole on its rank" if divides else "the trace has decided this",
                     where=flag(name),
@@ -302,11 +308,11 @@ class RunOptions:
         dtype = default.dtype if self.lora_dtype is None else parse_dtype(self.lora_dtype, "--lora-dtype")
         return Lora(
             rank=default.rank if self.lora_rank is None else parse_count(self.lora_rank, "--lora-rank"),
-            targets=_names(self.lora_targets, "--lora-targets") or default.targets,
-            modules_to_save=_names(self.lora_save, "--lora-save"),
+            targets=names(self.lora_targets, "--lora-targets") or default.targets,
+            modules_to_save=names(self.lora_save, "--lora-save"),
             dora=self.dora,
             dtype=dtype,
-            dropout=_probability(self.lora_dropout, "--lora-dropout"),
+            dropout=probability(self.lora_dropout, "--lora-dropout"),
         )
 
     def _fake_quantised(self) -> FakeQuantised | None:
@@ -318,32 +324,11 @@ class RunOptions:
 
     def _frozen(self) -> Frozen:
         layers = 0 if self.freeze_layers is None else parse_count(self.freeze_layers, "--freeze-layers")
-        return Frozen(first_layers=layers, parts=_names(self.freeze, "--freeze"))
+        return Frozen(first_layers=layers, parts=names(self.freeze, "--freeze"))
 
     def _text(self, axis: RunAxis) -> str | None:
         text = getattr(self, axis.option)
         return text if text is None else str(text)
-
-
-def _names(text: str | None, flag: str) -> tuple[str, ...]:
-    """Names between commas."""
-    if text is None:
-        return ()
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise InputError(f"{text[:64]!r} names nothing between two commas", where=flag, allowed="names, such as q_proj")
-    return names
-
-
-def _probability(text: str | None, flag: str) -> float:
-    """A probability, 0 where none is given (torch/nn/modules/dropout.py takes 0 to 1)."""
-    if text is None:
-        return 0.0
-    if len(text) > MAX_DIGITS or not re.fullmatch(r"\d*\.?\d+", text.strip()) or float(text) >= 1:
-        raise InputError(
-            f"{text[:64]!r} is no probability", where=flag, allowed="a number from 0 to below 1 such as 0.05"
-        )
-    return float(text)
 
 
 def _refuses_sdpa(model: Model, chosen: dict[str, object]) -> bool:

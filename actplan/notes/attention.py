@@ -6,11 +6,13 @@ from ..basics.errors import InputError
 from ..basics.units import FP32
 from ..model import Attention, GatedDeltaNet, LatentAttention, Mamba2
 from ..stacks.transformers.head import is_masked
+from ..training import Run
 from .facts import Facts, Said, gib
 
 SOURCES = {
     "ring": "zhuzilin/ring-flash-attention: ring_flash_attn.py, utils.py update_out_and_lse",
     "all-gather": "torch/distributed/tensor/experimental/_context_parallel/_attention.py, its default rotate method",
+    "all-to-all-rotation": "torch/distributed/tensor/experimental/_context_parallel/_attention.py, _AllToAllRotater",
     "all-to-all": "DeepSpeed: runtime/sequence_parallel/ulysses_sp.py; arXiv 2309.14509, section 3",
 }
 
@@ -61,9 +63,18 @@ def _context(facts: Facts) -> Said:
         "context-parallel",
         f"counted with {counted} attention over {facts.mesh.cp} ranks, the peak is {gib(facts.found.total_bytes)}; "
         f"{others} (--cp-attention). Blocks received, what is merged and gradients that travel in fp32 are counted "
-        f"where they live, in one layer at a time; all-to-all keeps one output more a layer ({SOURCES[counted]}). "
-        f"Counted is the last rank, which reads every block{_sinks(facts)}",
+        f"where they live, in one layer at a time; all-to-all, and torch's own on every rank but the last, keep one "
+        f"output more a layer ({SOURCES[counted]}). {_ranks(run)}{_sinks(facts)}",
     )
+
+
+def _ranks(run: Run) -> str:
+    """Which rank is counted, where ranks differ."""
+    if run.context_attention == "all-to-all":
+        return "All ranks hold the same"
+    if run.context_rank is not None:
+        return f"Counted is rank {run.context_rank}"
+    return "Counted is the rank that allocates most (--cp-rank for another)"
 
 
 def _sinks(facts: Facts) -> str:
@@ -74,7 +85,7 @@ def _sinks(facts: Facts) -> str:
 
 def _total(facts: Facts, how: str) -> str:
     try:
-        return gib(facts.with_run(context_attention=how))
+        return gib(facts.with_run(context_attention=how, context_rank=None))
     except InputError as error:
         return f"none: {error.problem}"
 

@@ -30,6 +30,18 @@ def all_gather(x: Tensor, dim: int, degree: int) -> Tensor:
     return out
 
 
+def all_gather_columns(x: Tensor, degree: int) -> Tensor:
+    """[…, n] on each of `degree` ranks to […, n · degree], as DTensor does: gathered in rows, then concatenated along
+    the last dimension (torch/distributed/_functional_collectives.py, all_gather_tensor); backward takes its part."""
+    gathered = new(x, _scaled(x.shape, 0, degree, 1), op="all_gather")
+    out = new(x, _scaled(x.shape, len(x.shape) - 1, degree, 1), op="cat")
+    del gathered
+    node = custom("AllGatherColumns", _to_input_shape, (x,), (), [out])
+    if node is not None:
+        node.extra = x.shape
+    return out
+
+
 def reduce_scatter(x: Tensor, dim: int, degree: int) -> Tensor:
     """Partial sums […, n, …] to this rank's […, n / degree, …]; backward gathers."""
     out = new(x, _scaled(x.shape, dim, 1, degree), op="reduce_scatter")

@@ -269,7 +269,8 @@ def ascent(trace: StageTrace, points: Sequence[int], *, shift: int = 0) -> Ascen
 def _described(path: str, p: Tensor) -> Parameter:
     size = p.storage.nbytes
     stored = None if size == p.numel * p.dtype.itemsize else size
-    return Parameter(_within_layer(path), p.shape, p.dtype, ".experts." in path, p.requires_grad, stored)
+    row_ranks = p.tape.row_ranks.get(path, 1)
+    return Parameter(_within_layer(path), p.shape, p.dtype, ".experts." in path, p.requires_grad, stored, row_ranks)
 
 
 def _shared(walked: Walk, stage: int) -> tuple[SavedTensor, ...]:

@@ -14,6 +14,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     stored_bytes: where it is quantised (`spec.QuantisedBase`), its scales included; its `dtype` is what it is
     dequantised to.
+    row_ranks: tensor-parallel ranks that divide the rows of a lookup table; 1 for any other parameter.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Parameter(msgspec.Struct, frozen=True):
     expert: bool
     trainable: bool
     stored_bytes: int | None = None
+    row_ranks: int = 1
 
     @property
     def numel(self) -> int:

@@ -24,6 +24,7 @@ DIVIDING = frozenset(
         "--precision",
         "--expert-imbalance",
         "--cp-attention",
+        "--cp-rank",
         "--pp-schedule",
         "--microbatches",
         "--quantise",

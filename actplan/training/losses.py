@@ -19,6 +19,7 @@ Loss = Literal[
     "torchtune-output",
     "torchtitan",
     "parallel",
+    "gathered",
     "none",
 ]
 """The names in `LOSSES`."""
@@ -40,7 +41,7 @@ class LossKind(msgspec.Struct, frozen=True, kw_only=True):
         chunked: it has a number of chunks (`--loss-chunks`).
         gradients_in_forward: it runs backward through the output projection while the forward lasts.
         divided: it runs on a vocabulary that tensor parallelism divides.
-        needs_tp: it runs on a divided vocabulary only.
+        needs_tp: it runs on a divided vocabulary only. gathers: each rank then has the logits of all words.
         each_copy: a note counts each copy of the logits, where of other losses it says what they do.
         alone: it runs once, on the model's own hidden states: no multi-token prediction, no early exits.
     """
@@ -58,6 +59,7 @@ class LossKind(msgspec.Struct, frozen=True, kw_only=True):
     gradients_in_forward: bool = False
     divided: bool = False
     needs_tp: bool = False
+    gathers: bool = False
     each_copy: bool = False
     alone: bool = False
 
@@ -153,6 +155,19 @@ _KINDS = (
         returns_logits=True,
         divided=True,
         needs_tp=True,
+    ),
+    LossKind(
+        name="gathered",
+        words="loss on gathered logits",
+        what="Transformers' cross-entropy on the logits of all words, which tensor-parallel ranks gather",
+        source="torch 2.13, torch/distributed/tensor/_redistribute.py; transformers/loss/loss_utils.py",
+        runs="losses.parallel:gathered_loss",
+        logits_sized=True,
+        copies="in fp32 and as log-probabilities, and two more in backward",
+        returns_logits=True,
+        divided=True,
+        needs_tp=True,
+        gathers=True,
     ),
     LossKind(
         name="none",

@@ -19,7 +19,7 @@ cudnn: sdpa on cuDNN's (torch's first choice on Hopper and Blackwell). flex: fle
 flash: FlashAttention, which takes values narrower than keys as they are (version 3; it matters for latent attention
 only). flash2: version 2, to which Transformers hands such values padded."""
 LinearAttentionKernel = Literal["torch", "fla"]
-ContextAttention = Literal["ring", "all-gather", "all-to-all"]
+ContextAttention = Literal["ring", "all-gather", "all-to-all-rotation", "all-to-all"]
 Kernels = Literal["hf", "liger"]
 Device = Literal["cpu", "cuda"]
 """Whose kernels save: a GPU's keep a dropout mask as one byte an element and LayerNorm's statistics in fp32; a CPU's,
@@ -132,6 +132,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Whether multi-token prediction is trained, as Megatron-Core does and Transformers does not."""
     context_attention: ContextAttention = "ring"
     """How attention reads a sequence that context parallelism divides."""
+    divided_loss: Loss = "parallel"
+    """What runs in place of the naive loss where tensor parallelism divides the vocabulary: DTensor's; naive: counted
+    as if each rank's words were all, which is nearer to Megatron-Core's own."""
+    context_rank: int | None = None
+    """The context-parallel rank that is counted, from 0; None: the one that allocates most."""
     split_backward: bool = False
     """Whether backward leaves the gradients of linears' weights for later, as pipelines without bubbles do."""
     input_require_grads: bool | None = None

@@ -217,5 +217,5 @@ def test_what_attention_exchanges_counts_where_a_layer_decides() -> None:
     merged = 4 * 32 * 128 * local
     assert peaks["all-gather"].peak_backward_bytes >= alone.peak_backward_bytes + ranks * block
     assert peaks["ring"].peak_backward_bytes == pytest.approx(alone.peak_backward_bytes, abs=512)
-    assert peaks["ring"].peak_forward_bytes >= alone.peak_forward_bytes + 3 * merged
+    assert peaks["ring"].peak_forward_bytes >= alone.peak_forward_bytes + 2 * merged
     assert peaks["all-to-all"].peak_forward_bytes == alone.peak_forward_bytes

@@ -141,7 +141,7 @@ def test_torchtitan_has_its_head_s_gradient_in_forward(capfdbinary: pytest.Captu
     )
 
 
-@pytest.mark.parametrize("loss", [word for word, kind in LOSSES.items() if kind.logits_sized and word != "parallel"])
+@pytest.mark.parametrize("loss", [word for word, kind in LOSSES.items() if kind.logits_sized and not kind.needs_tp])
 def test_a_fused_loss_is_proposed_where_logits_are_large(loss: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     given = ("--loss", loss, "--recipe", "bf16", "--checkpoint", "layer", "--seq", "16k", "--limit", "16GiB")
     assert actplan(["estimate", "--preset", "llama-3.2-1b", *given, "--format", "json"]) == 1
@@ -174,7 +174,7 @@ REFUSED = [
     (("--loss", "chunked"), "--loss: unknown value 'chunked'"),
     (("--loss", "trl", "--tp", "2"), "--loss: TRL's tiled loss runs on a whole vocabulary"),
     (("--loss", "liger-ce", "--tp", "2"), "--loss: Liger cross-entropy runs on a whole vocabulary"),
-    (("--loss", "parallel"), "--loss: loss-parallel divides the logits"),
+    (("--loss", "parallel"), "--loss: loss-parallel: tensor-parallel ranks divide the vocabulary"),
     (("--loss", "trl", "--loss-chunks", "4"), "--loss-chunks: the loss trl has no chunks to choose"),
     (("--loss", "torchtune", "--loss-chunks", "0"), "--loss-chunks"),
     (("--loss", "torchtitan", "--seq", "1001"), "--loss-chunks: torchtitan's chunked loss cuts 1,001 tokens"),

@@ -1,7 +1,7 @@
 """Attention over a divided sequence against PyTorch: live and highest bytes of forward and backward.
 
 all-gather is torch's own code on a group that sends nothing. ring and all-to-all are run as their libraries' loops go
-(named in `actplan.ops.context_parallel`), with real tensors' lifetimes.
+(named in `actplan.ops.context_parallel`, `exchanged_heads`), with real tensors' lifetimes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from actplan.autograd import Tape
 from actplan.basics.units import BF16
 from actplan.ops import context_parallel as ours
 from actplan.ops.attention import flash_attention
+from actplan.ops.exchanged_heads import exchanged_attention
 from actplan.ops.views import transpose
 
 pytestmark = pytest.mark.torch
@@ -70,9 +71,9 @@ class Live(TorchDispatchMode):  # type: ignore[misc]
 
 
 @contextmanager
-def group(ranks: int) -> Iterator[Any]:
-    """The last of so many ranks; what is sent goes nowhere."""
-    dist.init_process_group("fake", rank=ranks - 1, world_size=ranks, store=FakeStore())
+def group(ranks: int, rank: int) -> Iterator[Any]:
+    """One of so many ranks; what is sent goes nowhere."""
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
         yield dist.group.WORLD
     finally:
@@ -87,8 +88,9 @@ def flash(q: Any, k: Any, v: Any, **_: Any) -> tuple[Any, Any]:
     )
 
 
-def flash_backward(query: Any, key: Any, value: Any, **_: Any) -> tuple[Any, Any, Any]:
+def flash_backward(query: Any, key: Any, value: Any, grad_out: Any, **_: Any) -> tuple[Any, Any, Any]:
     """Heads first; gradients of keys and values first for each query head."""
+    given = grad_out.transpose(1, 2).contiguous()
     batch, heads, length, width = query.shape
     scratch = [query.new_empty(batch, heads, length, n, dtype=torch.float32) for n in (width, 1)]
     dq = query.new_empty(batch, length, heads, width)
@@ -96,7 +98,7 @@ def flash_backward(query: Any, key: Any, value: Any, **_: Any) -> tuple[Any, Any
     if key.shape[1] != heads:
         dk = key.new_empty(batch, key.shape[2], key.shape[1], width)
         dv = key.new_empty(batch, key.shape[2], key.shape[1], width)
-    del scratch
+    del scratch, given
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
@@ -126,28 +128,44 @@ def counted(attention: Callable[..., Any], size: tuple[int, ...]) -> Peaks:
     start = tape.meter.live
     tape.meter.mark()
     out, _ = attention(*(transpose(x, 1, 2) for x in leaves), None, ranks=ranks)
+    node = out.node if out.node.saved else out.node.edges[0][0]  # below the copy that makes it tokens-first
     high, end = tape.meter.mark() - start, tape.meter.live - start
     gradient = tape.empty(out.shape, BF16, "gradient")
     start = tape.meter.live
     tape.meter.mark()
-    made = out.node.rule(out.node, [gradient])
+    made = node.rule(node, [gradient])
     found = (high, end, tape.meter.mark() - start, tape.meter.live - start)
     del made
     return found
 
 
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("method", ["ALL_GATHER", "ALL_TO_ALL"])
 @pytest.mark.parametrize("size", SIZES)
-def test_gathered_blocks_as_torch_has_them(size: tuple[int, ...]) -> None:
-    with group(size[0]) as world:
-        high, end, backward, left = measured(
-            lambda q, k, v: theirs._templated_ring_attention(world, 2, flash, q, k, v, is_causal=True)[:2],
-            lambda grad, q, k, v, out, lse: theirs._templated_ring_attention_backward(
-                world, 2, flash_backward, grad, "grad_out", q, k, v, out, lse, True
-            ),
-            size,
+def test_balanced_blocks_as_torch_has_them(
+    size: tuple[int, ...], method: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(theirs._cp_options, "rotate_method", theirs._RotateMethod[method])
+    rank = {"first": 0, "middle": (size[0] - 1) // 2, "last": size[0] - 1}[place]
+
+    def forward(q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+        out, lse, *_ = theirs._templated_ring_attention(world, 2, flash, q, k, v, is_causal=True)
+        return out, lse, out.transpose(1, 2).contiguous()  # as Transformers' sdpa_attention_forward hands it on
+
+    def backward(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, _: Any) -> Any:
+        return theirs._templated_ring_attention_backward(
+            world, 2, flash_backward, grad, "grad_out", q, k, v, out, lse, True
         )
-    found = counted(lambda *args, **more: ours.gathered_attention(*args, **more, low=BF16), size)
-    assert found == (high, end + RNG, backward, left)
+
+    with group(size[0], rank) as world:
+        high, end, highest, left = measured(forward, backward, size)
+    gathers = method == "ALL_GATHER"
+    found = counted(
+        lambda *args, **more: ours.balanced_attention(*args, **more, rank=rank, low=BF16, gathers=gathers), size
+    )
+    assert found[1::2] == (end + RNG, left)
+    assert found[0] == pytest.approx(high, rel=0.01)
+    assert found[2] == pytest.approx(highest, rel=0.01)
 
 
 def ring_forward(ranks: int, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -169,8 +187,8 @@ def ring_forward(ranks: int, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
 
 def ring_update(out: Any, lse: Any, block: Any, block_lse: Any) -> tuple[Any, Any]:
     block, block_lse = block.to(torch.float32), block_lse.unsqueeze(-1)
-    both = lse + torch.log(1 + torch.exp(block_lse - lse))
-    return torch.exp(lse - both) * out + torch.exp(block_lse - both) * block, both
+    out = out - torch.sigmoid(block_lse - lse) * (out - block)
+    return out, lse - torch.nn.functional.logsigmoid(lse - block_lse)
 
 
 def ring_backward(ranks: int, grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> tuple[Any, ...]:
@@ -202,7 +220,8 @@ def test_a_ring_as_its_loop_goes(size: tuple[int, ...]) -> None:
     expected = measured(
         lambda q, k, v: ring_forward(size[0], q, k, v), lambda *args: ring_backward(size[0], *args), size
     )
-    found = counted(lambda *args, **more: ours.ring_attention(*args, **more, low=BF16), size)
+    last = size[0] - 1
+    found = counted(lambda *args, **more: ours.ring_attention(*args, **more, rank=last, low=BF16), size)
     assert found[1::2] == expected[1::2]
     assert found[0] == pytest.approx(expected[0], rel=0.01)
     assert found[2] == pytest.approx(expected[2], rel=0.01)
@@ -234,7 +253,7 @@ def test_exchanged_heads(size: tuple[int, ...]) -> None:
     """The forward: what the attention keeps of the whole sequence, and one output more."""
     expected = measured(lambda q, k, v: exchanged(size[0], q, k, v), lambda *args: (), size)
     found = counted(
-        lambda *args, **more: ours.exchanged_attention(*args, **more, kernel=flash_attention),
+        lambda *args, **more: exchanged_attention(*args, **more, kernel=flash_attention),
         size,
     )
     assert found[0] == pytest.approx(expected[0], rel=0.05)

@@ -174,7 +174,7 @@ class Strategy(Generic[Kind]):
     def whole_gradient(self, p: Parameter) -> int:
         """Count the bytes of the gradient of one parameter in the type of its products, before it is reduced; 0 where
         it goes to a buffer."""
-        return 0 if self.recipe.buffered else rounded(p.numel * self.gathered_itemsize(p))
+        return 0 if self.recipe.buffered else rounded(p.numel * p.row_ranks * self.gathered_itemsize(p))
 
     def stepped_bytes(self, p: Parameter) -> int:
         """Count the bytes of the optimizer's temporaries while it steps on this parameter alone."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ...profile.parameter import Parameter
 from ...training.sharding import Ddp
 from ..lines import ALWAYS, Line
 from ..shards import Piece
@@ -26,6 +28,12 @@ class DdpStrategy(Strategy[Ddp]):
     @property
     def gradients_stay(self) -> bool:
         return super().gradients_stay or (self.sharding.bucket_view and self.mesh.data_ranks > 1)
+
+    def piece(self, p: Parameter) -> Piece:
+        """DTensor's gradient of a lookup table whose rows are divided is whole on each rank (torch/distributed/tensor/
+        _ops/_embedding_ops.py: embedding_dense_backward_strategy has no division of rows)."""
+        one = super().piece(p)
+        return replace(one, gradient=one.gradient * p.row_ranks) if p.row_ranks > 1 else one
 
     def gradient_itemsize(self, one: Piece) -> int:
         if self.recipe.frozen is not None and not self.recipe.buffered:

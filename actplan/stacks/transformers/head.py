@@ -19,8 +19,12 @@ from .scope import FROZEN_ORIGINAL, TRAINED_COPY, Scope, enter, leave
 
 def embed(m: Scope, ids: Tensor, vocabulary: int, hidden: int) -> Tensor:
     """`torch.nn.Embedding`; tensor parallelism divides the vocabulary and sums."""
-    out = ops.embedding(ids, m.parameter("weight", m.local(vocabulary, "vocabulary"), hidden))
-    return leave(m, out) if m.mesh.tp > 1 else out
+    weight = m.parameter("weight", m.local(vocabulary, "vocabulary"), hidden)
+    out = ops.embedding(ids, weight)
+    if m.mesh.tp == 1:
+        return out
+    m.tape.row_ranks[weight.parameter or ""] = m.mesh.tp
+    return leave(m, out)
 
 
 def rope_tables(

@@ -34,6 +34,8 @@ def check_context(model: Model, run: Run) -> None:
     """Refuse attention that cannot read a sequence divided over ranks."""
     if run.mesh.cp > 1 and run.padding_mask:
         raise InputError("a divided sequence takes no padding", where="--padding", allowed="without --cp")
+    if run.context_rank is not None:
+        _check_rank(run, run.context_rank)
     if run.mesh.cp == 1 or not any(True for _ in _widths(model)):
         return
     if run.attention == "eager":
@@ -45,6 +47,18 @@ def check_context(model: Model, run: Run) -> None:
             f"{run.context_attention} attention is counted with FlashAttention's kernel, not {run.attention}",
             where=WHERE,
             allowed="sdpa or flash, or --cp-attention all-to-all",
+        )
+
+
+def _check_rank(run: Run, rank: int) -> None:
+    if run.mesh.cp == 1:
+        raise InputError("one rank has the whole sequence", where="--cp-rank", allowed="with --cp 2 or more")
+    if run.context_attention == "all-to-all":
+        wrong = "all ranks hold the same where heads are exchanged"
+        raise InputError(wrong, where="--cp-rank", allowed="--cp-attention ring, all-gather, all-to-all-rotation")
+    if not 0 <= rank < run.mesh.cp:
+        raise InputError(
+            f"there is no context-parallel rank {rank}", where="--cp-rank", allowed=f"0 to {run.mesh.cp - 1}"
         )
 
 

@@ -105,12 +105,18 @@ def _as_lowered(kernel: Callable[..., attn.Attended], run: Run) -> AttentionKern
 def _over_ranks(chosen: Kernels, run: Run) -> Kernels:
     """Attention over a sequence that context parallelism divides."""
     from ...ops import context_parallel as cp
+    from ...ops.exchanged_heads import exchanged_attention
 
     def over(kernel: AttentionKernel) -> AttentionKernel:
         if run.context_attention == "all-to-all":
-            return partial(cp.exchanged_attention, ranks=run.mesh.cp, kernel=kernel)
-        blocks = cp.ring_attention if run.context_attention == "ring" else cp.gathered_attention
-        return partial(blocks, ranks=run.mesh.cp, low=run.dtype)
+            return partial(exchanged_attention, ranks=run.mesh.cp, kernel=kernel)
+        balanced, ranks = run.context_attention != "ring", run.mesh.cp
+        rank = run.context_rank if run.context_rank is not None else cp.worst_rank(ranks, balanced=balanced)
+        blocks = partial(cp.ring_attention, ranks=ranks, rank=rank, low=run.dtype)
+        if balanced:
+            gathers = run.context_attention == "all-gather"
+            blocks = partial(cp.balanced_attention, ranks=ranks, rank=rank, low=run.dtype, gathers=gathers)
+        return blocks
 
     return replace(chosen, attention=over(chosen.attention), latent_attention=over(chosen.latent_attention))
 

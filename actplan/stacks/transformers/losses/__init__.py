@@ -31,8 +31,11 @@ class LossFunction(Protocol):
 
 
 def function(run: Run) -> LossFunction:
-    """What runs the loss of `run`; a module of its own is imported with its first use."""
-    module, _, name = run.loss_kind.runs.partition(":")
+    """What runs the loss of `run`; a module of its own is imported with its first use. Where the vocabulary is divided,
+    the naive one is `run.divided_loss`."""
+    divided = run.loss == "naive" and run.mesh.tp > 1
+    kind = LOSSES[run.divided_loss] if divided else run.loss_kind
+    module, _, name = kind.runs.partition(":")
     return cast(LossFunction, getattr(import_module(f"actplan.stacks.transformers.{module}"), name))
 
 
@@ -47,7 +50,7 @@ def check(model: Model, run: Run) -> None:
         wrong = f"{kind.words} runs on a whole vocabulary, which tensor parallelism divides"
         raise InputError(wrong, where="--loss", allowed=f"--tp 1, or {', '.join(able)}")
     if kind.needs_tp and run.mesh.tp == 1:
-        wrong = "loss-parallel divides the logits over tensor-parallel ranks, and there is one"
+        wrong = f"{kind.words}: tensor-parallel ranks divide the vocabulary, and there is one"
         raise InputError(wrong, where="--loss", allowed="--tp 2 or more, or --loss naive")
     if kind.alone and (run.mtp or model.exits):
         wrong = f"{kind.words} is run once, on the model's own hidden states"
