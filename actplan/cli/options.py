@@ -14,8 +14,7 @@ from ..model import Model
 from ..training import LOSSES, FakeQuantised, Frozen, Lora, Run, StackName, StackOptions
 from ..training.given import Given, based
 from ..training.mesh import Mesh
-from .axes import RUN_AXES, RunAxis
-from .words import names, probability
+from .axes import RUN_AXES, RunAxis, names, probability
 
 QAT = ("weights", "all")
 OF_A_LEDGER = ("seq", "batch", "checkpoint", "dp")
