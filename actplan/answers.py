@@ -31,6 +31,7 @@ from .report import (
     RunInfo,
     Segmentation,
 )
+from .stacks import stack_of
 from .training import Run
 from .training.mesh import Mesh
 
@@ -80,6 +81,7 @@ def _three_estimates(model: Model | TracedModel, run: Run) -> Report:
         from .traced import estimate as traced
 
         return traced.estimate(model.ledger, run, model.source)
+    stack_of(run).check(model, run)
     table = Table(model, run)
     chosen = segmented(model, run, run.checkpoint)
     plain = residual(model, run)
@@ -170,6 +172,7 @@ def ledger(
     if isinstance(model, Model):
         from .checkpointing import ledger as rows
 
+        stack_of(run).check(model, run)
         about = Report(model=model_info(model, run), run=run_info(model, run))
         if at_peak:
             return replace(about, peak=rows.at_peak(model, run))
@@ -347,5 +350,5 @@ def _trained_how(run: Run) -> dict[str, Any]:
 
 
 def _checkpointed(table: Table, run: Run) -> Checkpointed:
-    row: Segmentation = table.row(compared(run.checkpoint))
+    row: Segmentation = table.row(compared(run))
     return Checkpointed(policy=row.policy, textbook=row.textbook, autograd=row.autograd)

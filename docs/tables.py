@@ -24,6 +24,7 @@ from actplan.notes.registry import NOTES
 from actplan.report import Report
 from actplan.report.validation import Validation
 from actplan.training import LOSSES
+from actplan.training.megatron import MegatronOptions
 from actplan.training.optimizers import OPTIMIZERS, Stepped
 from actplan.training.recipes import RECIPES, Recipe
 
@@ -218,10 +219,29 @@ def _number(value: Fraction | float) -> str:
     return f"{float(value):.4f}".rstrip("0").rstrip(".")
 
 
+def megatron() -> str:
+    """Megatron-Core's own settings."""
+    plain, hints = MegatronOptions(), typing.get_type_hints(MegatronOptions, include_extras=True)
+    rows = ["| setting | default | what it is |", "|---|---|---|"]
+    for name in MegatronOptions.__struct_fields__:
+        value = getattr(plain, name)
+        shown = str(value).lower() if isinstance(value, bool) else value
+        rows.append(f"| `{name}` | {'' if value is None else f'`{shown}`'} | {_described(hints[name])} |")
+    return "\n".join(rows) + "\n"
+
+
+def _described(hint: typing.Any) -> str:
+    kind, *metas = typing.get_args(hint)
+    words = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    choices = f" ({', '.join(f'`{word}`' for word in words)})" if words else ""
+    return f"{metas[0].description}{choices}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "recipes": recipes,
     "optimizers": optimizers,
     "losses": losses,
+    "megatron": megatron,
     "json-keys": json_keys,
     "validation-keys": lambda: json_keys(Validation),
     "records": records,

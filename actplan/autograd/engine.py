@@ -75,6 +75,8 @@ def _evaluate(tape: Tape, node: Node, grads: Buffer) -> Buffer:
         if grad is None:
             shape, dtype = node.outputs[i]
             grads[i] = tape.empty(shape, dtype, "zeros")
+    for hook in node.before:
+        hook()
     outputs: Buffer = list(node.rule(node, grads))  # type: ignore[arg-type]
     for i, edge in enumerate(node.edges):
         gradient = outputs[i]

@@ -103,12 +103,17 @@ class Edge(NamedTuple):
 class Node:
     """A backward node. `sequence` orders the engine: newest first, parameters before anything."""
 
-    __slots__ = ("edges", "extra", "held", "num_outputs", "op", "outputs", "rule", "saved", "sequence", "stage")
+    __slots__ = (
+        *("before", "edges", "extra", "held", "num_outputs", "op", "outputs", "rule"),
+        *("saved", "sequence", "stage"),
+    )
 
     def __init__(self, op: str, rule: Rule, edges: tuple[Edge | None, ...], sequence: int, stage: int) -> None:
         self.op, self.rule, self.edges, self.sequence, self.stage = op, rule, edges, sequence, stage
         self.saved: list[Handle | None] = []
         self.held: list[Kept] = []
+        self.before: list[Callable[[], None]] = []
+        """Hooks that run when the gradient of its output is there, before its rule (`Tensor.register_hook`)."""
         self.outputs: list[tuple[Shape, DType]] = []
         self.num_outputs = 1
         self.extra: Any = None
@@ -188,6 +193,8 @@ class Tape(Bookkeeping):
         self.postpones = False
         self.postponed_bytes = 0
         self._postponed: dict[int, Tensor] = {}
+        self.grad_enabled = True
+        """Whether ops make nodes (`torch.no_grad`)."""
         self._sequence = 0
         self._hooks: list[Hook] = [Recorder(self)]
 
@@ -256,6 +263,8 @@ class Tape(Bookkeeping):
 
     def node(self, op: str, rule: Rule, inputs: Sequence[Tensor]) -> Node | None:
         """A graph node for an op on `inputs`; None when no input wants a gradient."""
+        if not self.grad_enabled:
+            return None
         edges = tuple([self.edge(t) if t.requires_grad else None for t in inputs])
         if not any(edges):
             return None
@@ -310,6 +319,21 @@ class Tape(Bookkeeping):
             self._autocast_depth -= 1
             if not self._autocast_depth:
                 self.casts.clear()
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """`torch.no_grad()`: inside, ops save nothing."""
+        before, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
+
+    def cached(self, name: str, shape: Shape, dtype: DType) -> Tensor:
+        """A tensor that the framework keeps from step to step under a name, as large as the largest it was asked for:
+        nothing that a step allocates (`Bookkeeping.caches`)."""
+        self.keep_cache(name, dtype.itemsize * prod(shape))
+        return Tensor(self, shape, contiguous_strides(shape), dtype, Storage(0, None, self.path, "cache"))
 
     @contextmanager
     def hook(self, hook: Hook) -> Iterator[None]:

@@ -62,6 +62,18 @@ class Storage:
             self._meter.grow(id(self), extra)
             self._size += extra
 
+    def resize(self, nbytes: int) -> None:
+        """`UntypedStorage.resize_`: give the memory back, or take more. The ledger lists what forward left of it."""
+        size = rounded(nbytes)
+        if self._meter is not None:
+            if size > self._size:
+                self._meter.grow(id(self), size - self._size)
+            else:
+                self._meter.free(id(self), self._size - size)
+        self.nbytes, self._size = nbytes, size
+        if self.row is not None and nbytes < self.row.nbytes:
+            self.row.nbytes = nbytes
+
     def hold(self, module: str) -> None:
         """Belongs to a module from now on, which had one like it before: nothing that a step allocates."""
         self.owner = HELD + module

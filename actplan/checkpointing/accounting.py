@@ -8,6 +8,8 @@ from typing import Protocol
 from ..profile.chain import Chain
 from ..profile.evaluation import Evaluation
 from ..report import Accounting, Autograd, OutsideLayers, Peak
+from ..stacks import stack_of
+from ..training import Run
 from ..training.policies import (
     Blocks,
     EveryLayer,
@@ -64,9 +66,11 @@ def usual(layers: int, chosen: Policy) -> Iterator[Policy]:
     yield from (NoCheckpoint(), EveryLayer(), OneIn(2), Blocks(), Sqrt(), FirstN(half), Heaviest(half), chosen)
 
 
-def compared(chosen: Policy) -> Policy:
-    """The policy shown beside no checkpointing: the chosen one, or blocks."""
-    return Blocks() if isinstance(chosen, NoCheckpoint) else chosen
+def compared(run: Run) -> Policy:
+    """The policy shown beside no checkpointing: the chosen one, or blocks, or layers where there are no blocks."""
+    if not isinstance(run.checkpoint, NoCheckpoint):
+        return run.checkpoint
+    return Blocks() if run.stack == "transformers" or stack_of(run).recomputes(Blocks()) else EveryLayer()
 
 
 def peak(found: Checkpointing) -> Peak:

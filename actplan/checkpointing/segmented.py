@@ -63,7 +63,7 @@ class Subject:
     def plain_run(self) -> Run:
         """The run without its checkpointing of whole layers."""
         inner = self.run.checkpoint if self.parts else NoCheckpoint()
-        return replace(self.run, checkpoint=inner, checkpoint_dtype=None)
+        return replace(self.run.keeping_whole(), checkpoint=inner)
 
     @property
     def parts(self) -> frozenset[str]:
@@ -93,7 +93,7 @@ class Subject:
         """What one segment keeps of its input, unrounded."""
         made = self.run.residual_dtype
         dtype = self.run.checkpoint_dtype or made
-        return self.profile.boundary_bytes * dtype.itemsize // made.itemsize
+        return -(-self.profile.boundary_bytes * dtype.itemsize // (made.itemsize * self.run.kept_share))
 
     def chain(self, *, checkpointed: bool, first_stored: bool) -> Chain:
         """The profile's chain, with what a checkpoint keeps of its input; what layers share lives as long as it does

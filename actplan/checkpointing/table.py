@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ..model import Model
 from ..report import Accounting, Segmentation
+from ..stacks import stack_of
 from ..training import Run
 from ..training.policies import EveryK, NoCheckpoint, Policy
 from . import textbook
@@ -35,7 +36,9 @@ class Table:
 
     def rows(self) -> tuple[Segmentation, ...]:
         """The chosen policy among the usual ones; last the uniform segments of lowest peak, in each accounting."""
-        named = {str(policy): policy for policy in usual(self.layers.count, self.run.checkpoint)}
+        stack = stack_of(self.run)
+        found = (policy for policy in usual(self.layers.count, self.run.checkpoint) if stack.recomputes(policy))
+        named = {str(policy): policy for policy in found}
         best = {str(policy): policy for policy in self.best_uniform}
         names = [name for name in named if name not in best or name == str(self.run.checkpoint)]
         return tuple(self.row({**named, **best}[name]) for name in [*names, *(b for b in best if b not in names)])

@@ -51,6 +51,16 @@ def reduce_scatter(x: Tensor, dim: int, degree: int) -> Tensor:
     return out
 
 
+def scatter(x: Tensor, dim: int, degree: int) -> Tensor:
+    """This rank's part […, n / degree, …] of what every rank has, a view; backward gathers
+    (_ScatterToSequenceParallelRegion)."""
+    out = Tensor(x.tape, _scaled(x.shape, dim, 1, degree), x.strides, x.dtype, x.storage)
+    node = custom("Scatter", _to_input_shape, (x,), (), [out])
+    if node is not None:
+        node.extra = x.shape
+    return out
+
+
 def all_to_all(x: Tensor, rows: int) -> Tensor:
     """Rows [n, …] to the ranks that own them, `rows` of theirs in return; backward sends them back
     (Megatron-Core, tensor_parallel/mappings.py, _AllToAll)."""

@@ -18,3 +18,15 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
         node.extra = weight.shape
     weight.tape.save(node, indices, "the token ids, to know which rows get a gradient")
     return attach(weight.tape.empty((*indices.shape, weight.shape[1]), weight.dtype, "embedding"), node)
+
+
+def _masked_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    node.unpack(0)
+    return (grads[0].tape.empty(grads[0].shape, grads[0].dtype, "index_put"),)
+
+
+def masked_in_place(x: Tensor, mask: Tensor) -> Tensor:
+    """`x[mask, :] = 0`: in x's own storage; keeps the mask, its gradient is a masked copy."""
+    node = x.tape.node("IndexPutBackward0", _masked_backward, (x,))
+    x.tape.save(node, mask, "which rows are set to zero")
+    return attach(x.alias(), node)

@@ -46,7 +46,7 @@ def run_line(run: RunInfo) -> str:
         *([] if run.quantised is UNSET else [run.quantised]),
         *([f"rounded {run.fake_quantised}"] if run.fake_quantised is not UNSET else []),
         *_framework(run),
-        *_loss(run),
+        *([] if run.stack == "megatron" and run.loss == "naive" else _loss(run)),
         *([] if run.mtp is UNSET else ["multi-token prediction"]),
         *([] if run.padding is UNSET else ["padded"]),
         *([] if run.context_attention is UNSET else [f"{run.context_attention} attention"]),

@@ -8,7 +8,7 @@ from typing import Protocol
 from ..autograd import Tape
 from ..model import Model
 from ..training import Run
-from ..training.policies import Segment
+from ..training.policies import Policy, Segment
 from .walking import NOTHING_KEPT, Keeps, Walk
 
 
@@ -34,6 +34,17 @@ class Stack(Protocol):
         Raises:
             InputError: a model or a run that the framework refuses, or that is not planned in this stack.
         """
+        ...
+
+    def check(self, model: Model, run: Run) -> None:
+        """Raise InputError where the framework cannot checkpoint as the run says.
+
+        What it cannot run otherwise, `walk` refuses.
+        """
+        ...
+
+    def recomputes(self, policy: Policy) -> bool:
+        """Tell whether the framework can be set to a policy."""
         ...
 
     def role(self, model: Model, run: Run, i: int) -> Hashable:

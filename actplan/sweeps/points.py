@@ -83,7 +83,7 @@ def _sizes(model: Model, run: Run) -> Row:
     """What varies in a sweep and what comes out, without the whole segmentation table."""
     table = Table(model, run)
     chosen = segmented(model, run, run.checkpoint)
-    row = table.row(compared(run.checkpoint))
+    row = table.row(compared(run))
     return {
         "sequence_length": run.sequence_length,
         "micro_batch_size": run.micro_batch_size,

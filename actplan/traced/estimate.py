@@ -180,7 +180,7 @@ def estimate(ledger: Ledger, run: Run, source: str) -> Report:
     """What `actplan estimate --ledger` says: no textbook, which needs an architecture."""
     traced = Traced(ledger, run)
     chosen = traced.under(run.checkpoint)
-    row = _row(traced, compared(run.checkpoint))
+    row = _row(traced, compared(run))
     return Report(
         model=model_info(traced, source),
         run=run_info(ledger, run),
@@ -273,7 +273,7 @@ def sweep_row(ledger: Ledger, run: Run) -> dict[str, object]:
     """One point of a sweep, with the names of `estimate.sweep_row`; no textbook, which needs an architecture."""
     traced = Traced(ledger, run)
     chosen = traced.under(run.checkpoint)
-    row = _row(traced, compared(run.checkpoint))
+    row = _row(traced, compared(run))
     return {
         "sequence_length": run.sequence_length,
         "micro_batch_size": run.micro_batch_size,

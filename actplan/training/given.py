@@ -69,10 +69,15 @@ def trained(run: Run, model: Model, given: Given, recipe: str | None) -> Run:
 
 
 def based(run: Run, model: Model | None, given: Given, recipe: Recipe | None = None) -> Run:
-    """Return the run with its quantised base as the user, the checkpoint and the recipe have it (`quantising`).
+    """Return the run with its quantised base as the user, the checkpoint and the recipe have it (`quantising`), and
+    the settings of its stack.
 
     Raises InputError where they contradict each other, or where there is no base of which something is said.
     """
+    if run.stack != "transformers" and run.stack_options is None:
+        from .stacks import options_of
+
+        run = replace(run, stack_options=options_of(run.stack)())
     of_base = given.experts or bool(given.bitsandbytes)
     if run.quantised is None and not of_base and (model is None or model.quantization is None):
         return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from ..basics.units import BF16, FP32, DType
 from ..model.parts import Spec
@@ -52,6 +53,18 @@ class StackOptions(Spec, frozen=True):
         """Return the attention kernel that the framework picks where none is asked for (`training.AttentionKernel`)."""
         return "sdpa"
 
+    def kept_share(self, mesh: Mesh) -> int:
+        """Return over how many ranks what a recomputed layer keeps is divided."""
+        return 1
+
+    def keeping_whole(self) -> StackOptions:
+        """Return the same with nothing of what a recomputed layer keeps divided."""
+        return self
+
+    def loss_kind(self, kind: LossKind) -> LossKind:
+        """Return what a plan must know of the framework's own loss, `kind` being Transformers' of that name."""
+        return kind
+
 
 class Lora(Spec, frozen=True):
     """Low-rank adapters on a frozen model (Hu et al., arXiv 2106.09685), as peft builds them.
@@ -97,7 +110,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     stack: StackName = "transformers"
     """The framework that runs the model (`actplan.stacks`)."""
     stack_options: StackOptions | None = None
-    """What only that framework can be set to, None for its defaults."""
+    """What only that framework can be set to; None for its defaults (`given.based` fills them in)."""
     attention: AttentionKernel = "sdpa"
     linear_attention: LinearAttentionKernel = "fla"
     kernels: Kernels = "hf"
@@ -156,7 +169,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def loss_kind(self) -> LossKind:
         """What the plan must know of its loss."""
-        return LOSSES[self.loss]
+        kind = LOSSES[self.loss]
+        return self.stack_options.loss_kind(kind) if self.stack_options is not None and kind.is_there else kind
+
+    @property
+    def kept_share(self) -> int:
+        """Over how many ranks what a recomputed layer keeps is divided."""
+        return 1 if self.stack_options is None else self.stack_options.kept_share(self.mesh)
+
+    def keeping_whole(self) -> Run:
+        """Return the run whose recomputed layers keep their inputs as they are: whole, in their own type."""
+        options = None if self.stack_options is None else self.stack_options.keeping_whole()
+        return replace(self, checkpoint_dtype=None, stack_options=options)
 
     @property
     def autocast_dtype(self) -> DType | None:

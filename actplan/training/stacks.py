@@ -22,6 +22,10 @@ class NoOptions(StackOptions, frozen=True):
 
 def options_of(stack: StackName) -> type[StackOptions]:
     """Return the type of a stack's options."""
+    if stack == "megatron":
+        from .megatron import MegatronOptions
+
+        return MegatronOptions
     return NoOptions
 
 

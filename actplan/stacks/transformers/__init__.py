@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from ...autograd import Tape
 from ...model import Model
 from ...training import Run
-from ...training.policies import Segment
+from ...training.policies import Policy, Segment
 from ..walking import NOTHING_KEPT, Keeps, Walk
 from . import model as layers
 from . import prediction
@@ -32,6 +32,13 @@ class Transformers:
     ) -> Walk:
         """Run forward, loss and backward with these layers checkpointed."""
         return layers.walk(model, run, segments, keeps=keeps, tape=tape, numbers=numbers)
+
+    def check(self, model: Model, run: Run) -> None:
+        """Refuse nothing: any layers can be checkpointed."""
+
+    def recomputes(self, policy: Policy) -> bool:
+        """Tell that any layers can be checkpointed."""
+        return True
 
     def role(self, model: Model, run: Run, i: int) -> Hashable:
         """Return whether layer i is frozen or adapted by its number."""

@@ -1,0 +1,98 @@
+"""What Megatron-Core refuses, and what is not planned of it: no numbers for a run that cannot start."""
+
+from __future__ import annotations
+
+from ...basics.errors import InputError
+from ...basics.units import FP32
+from ...model import Attention, Layer, Mlp, Model
+from ...training import Run
+from ...training.megatron import MegatronOptions
+from ...training.stacks import refuse_words
+from ..walking import Keeps
+from .scope import Scope
+
+KERNELS = ("cudnn", "flash", "eager")
+PARTS = ("core_attn", "mlp")
+"""What `recompute_modules` may name here."""
+
+
+def options_of(run: Run) -> MegatronOptions:
+    """Return what the run says of Megatron-Core alone.
+
+    Raises:
+        InputError: it says something of another stack.
+    """
+    options = run.stack_options or MegatronOptions()
+    if not isinstance(options, MegatronOptions):
+        raise InputError("these are another stack's settings", where="stack_options", allowed="MegatronOptions(...)")
+    return options
+
+
+def check(model: Model, run: Run, options: MegatronOptions, keeps: Keeps) -> None:
+    """Raise InputError for a run or a model that Megatron-Core does not train, or that is not planned."""
+    _check_words(run, options)
+    if keeps:
+        wrong = "Megatron-Core keeps no single outputs of a layer that is run again"
+        raise InputError(wrong, where="--checkpoint", allowed="layer, every:K, first:N, modules:")
+    for layer in dict.fromkeys(model.layers):
+        _check_layer(model, layer, run)
+    if model.exits:
+        raise InputError("Megatron-Core has no early exits", where="exits", allowed="--stack transformers")
+
+
+def _check_words(run: Run, options: MegatronOptions) -> None:
+    allowed = {
+        "--attention": ("eager",) if options.transformer_impl == "local" else KERNELS,
+        "--kernels": ("hf",),
+        "--linear-attention": ("fla",),
+        "--loss": ("naive", "none"),
+        "--precision": ("pure",),
+    }
+    given = {
+        "--attention": run.attention, "--kernels": run.kernels, "--linear-attention": run.linear_attention,
+        "--loss": run.loss, "--precision": run.precision,
+    }  # fmt: skip
+    local = "Megatron's own layers run torch's products (--attention eager)"
+    reasons = {
+        "--loss": f"--loss {run.loss} is not Megatron's; its kinds are --stack-set cross_entropy_loss_fusion=true",
+        **({"--attention": local} if options.transformer_impl == "local" else {}),
+    }
+    refuse_words("megatron", given, allowed, reasons)
+    if run.dtype is FP32:
+        raise InputError("Transformer Engine's layers are planned in 16 bits", where="--dtype", allowed="bf16, fp16")
+    wrong = {
+        "--lora-rank": run.adapters, "--quantise": run.quantised, "--qat": run.fake_quantised,
+        "--freeze": None if run.trains_all or run.adapters or run.quantised else run.frozen,
+        "--hold-logits": run.hold_logits or None, "--padding": run.padding_mask or None,
+        "--checkpoint-dtype": run.checkpoint_dtype, "--mtp": run.mtp or None,
+        "--cp": run.mesh.cp if run.mesh.cp > 1 else None,
+    }  # fmt: skip
+    for option, value in wrong.items():
+        if value is not None:
+            raise InputError("not planned with --stack megatron", where=option, allowed="--stack transformers")
+
+
+def check_parts(m: Scope) -> None:
+    """Raise InputError for a part to recompute that no layer has."""
+    for name in sorted(m.recomputed - m.met):
+        raise InputError(
+            f"no part {name[:64]!r} to recompute in {m.model.name}", where="--checkpoint", choices=PARTS, got=name
+        )
+
+
+def _check_layer(model: Model, layer: Layer, run: Run) -> None:
+    wrong = None
+    if layer.residual.type != "pre_norm" and not layer.residual.type.startswith("pre_norm_"):
+        wrong = f"a residual stream of kind {layer.residual.type}"
+    elif layer.beside is not None:
+        wrong = "two mixers side by side"
+    elif not isinstance(layer.mixer, Attention):
+        wrong = f"a mixer of kind {layer.kind}"
+    elif layer.mixer.sinks or layer.mixer.softcap or layer.mixer.sliding_window:
+        wrong = "attention with sinks, softcap or windows"
+    elif not isinstance(layer.mlp, Mlp):
+        wrong = "a layer without a dense feed-forward network"
+    if wrong:
+        raise InputError(
+            f"{model.name} has {wrong}, not planned with --stack megatron", where="--stack", allowed="transformers"
+        )

@@ -1,0 +1,135 @@
+"""Megatron-Core with Transformer Engine: every layer's saved bytes and both peaks, against the framework run on fake
+tensors; Korthikanti et al.'s formulas, from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_harness import refused, result
+from megatron_records import RECORDS, model_of, place, run_of, traced
+
+from actplan.autograd import Tape
+from actplan.checkpointing.segmented import segmented
+from actplan.stacks import stack_of
+from actplan.stacks.walking import Walk
+from actplan.training.policies import EveryK, EveryLayer, FirstN, Layers, Modules, NoCheckpoint, Policy
+
+PIPELINED = {name for name, record in RECORDS.items() if record["args"]["pp"] > 1}
+LATER = {
+    name
+    for name, record in RECORDS.items()
+    if record["args"]["experts"] or record["args"]["mla"] or record["args"]["gdn_freq"] or record["args"]["cp"] > 1
+}
+"""Not planned yet."""
+COVERED = sorted(RECORDS.keys() - LATER)
+
+
+def walked(name: str, *, policy: Policy | None = None, in_place: bool = False) -> Walk:
+    """Under a dispatch mode, as the records were made, gradients are added out of place."""
+    args = RECORDS[name]["args"]
+    model, run = model_of(args), run_of(args)
+    chosen = run.checkpoint if policy is None else policy
+    segments = chosen.segments(Layers(model.num_layers, 1, [0] * model.num_layers))
+    return stack_of(run).walk(model, run, segments, tape=Tape(in_place=in_place))
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_saved_bytes_of_each_layer(name: str) -> None:
+    found: dict[str, int] = {}
+    for row in walked(name).tape.ledger:
+        if row.owner is None and row.nbytes:
+            found[place(row.module)] = found.get(place(row.module), 0) + row.nbytes * row.count
+    if RECORDS[name]["args"]["stage"] == "middle":
+        found.pop("embedding", None)  # a stage in the middle has none
+    assert found == traced(RECORDS[name])
+
+
+@pytest.mark.parametrize("name", sorted(set(COVERED) - PIPELINED))
+def test_peaks(name: str) -> None:
+    record, found = RECORDS[name], walked(name)
+    assert found.end_forward_bytes == record["end_forward_bytes"]
+    assert found.peak_forward_bytes == pytest.approx(record["peak_forward_bytes"], rel=5e-5)
+    assert found.peak_backward_bytes == pytest.approx(record["peak_backward_bytes"], rel=5e-5)
+
+
+CHAINED = ["llama8b-te-nologits-full", "gpt3-6.7b-local-tp4-sp-nologits-nogradfusion", "gpt2xl-te-unfused"]
+POLICIES = [NoCheckpoint(), EveryLayer(), EveryK(2), EveryK(3), FirstN(2), Modules(("core_attn", "mlp"))]
+
+
+@pytest.mark.parametrize("name", CHAINED)
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_the_chain_is_the_walk(name: str, policy: Policy) -> None:
+    from msgspec.structs import replace
+
+    args = RECORDS[name]["args"]
+    model, run = model_of(args), replace(run_of(args), checkpoint=policy)
+    segments = policy.segments(Layers(model.num_layers, 1, [0] * model.num_layers))
+    whole, chain = stack_of(run).walk(model, run, segments), segmented(model, run, policy)
+    assert chain.end_forward_bytes == whole.end_forward_bytes
+    assert chain.peak_forward_bytes == whole.peak_forward_bytes
+    assert chain.peak_backward_bytes == whole.peak_backward_bytes
+
+
+# --- from outside ---------------------------------------------------------------------------------------------
+
+HIDDEN, HEADS, SEQUENCE, BATCH = 6144, 48, 2048, 4
+SPEC = f"""
+name: gpt
+hidden_size: {HIDDEN}
+vocab_size: 51200
+layers: 2 x full_attention
+norm: layer
+residual: {{dropout: 0.1}}
+embedding: {{max_position_embeddings: {SEQUENCE}, dropout: 0.1}}
+attention: {{num_attention_heads: {HEADS}, num_key_value_heads: {HEADS}, head_dim: 128, dropout: 0.1, qkv_bias: true,
+  out_bias: true, rope: false}}
+mlp: {{intermediate_size: {4 * HIDDEN}, activation: gelu, bias: true, gated: false}}
+"""
+STATISTICS = 16
+"""Bytes a token of fp32 statistics that two LayerNorms keep, and the paper leaves out."""
+
+
+@pytest.mark.parametrize(
+    ("options", "hidden_part", "attention_part"),
+    [
+        ((), 34, 5),
+        (("--tp", "8"), 10 + 24 / 8, 5 / 8),
+        (("--tp", "8", "--sp"), 34 / 8, 5 / 8),
+        (("--tp", "8", "--sp", "--checkpoint", "modules:core_attn"), 34 / 8, 0),
+        (("--checkpoint", "layer"), 2, 0),
+    ],
+    ids=["one GPU", "tensor", "sequence", "selective", "full"],
+)
+def test_korthikanti(tmp_path: Path, options: tuple[str, ...], hidden_part: float, attention_part: float) -> None:
+    """Korthikanti et al. 2022 (arXiv 2205.05198), table 2: bytes of activations a layer. Attention as there, its
+    products in torch (equation 1's 5 · a · s / h)."""
+    spec = tmp_path / "gpt.yaml"
+    spec.write_text(SPEC, encoding="utf-8")
+    found = result(
+        *("estimate", "--model", str(spec), "--stack", "megatron", "--stack-set", "transformer_impl=local"),
+        *("--seq", str(SEQUENCE), "--batch", str(BATCH), *options),
+    )
+    sbh = SEQUENCE * BATCH * HIDDEN
+    divided = 8 if "--sp" in options else 1
+    statistics = 0 if "layer" in options else STATISTICS * SEQUENCE * BATCH // divided
+    expected = sbh * (hidden_part + attention_part * HEADS * SEQUENCE / HIDDEN) + statistics
+    assert found["estimates"]["autograd"]["layer_saved_bytes"][1] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--attention", "sdpa"), "--attention: --stack megatron has no attention sdpa; allowed: cudnn, flash, eager"),
+        (("--loss", "fused"), "--loss: --loss fused is not Megatron's"),
+        (("--kernels", "liger"), "--kernels: --stack megatron has no kernels liger"),
+        (("--checkpoint", "segments:0-2"), "--checkpoint: Megatron-Core does not recompute so"),
+        (("--checkpoint", "modules:self_attn"), "no part 'self_attn' to recompute"),
+        (("--stack-set", "transformer_imp=local"), "did you mean 'transformer_impl'?"),
+        (("--stack-set", "transformer_impl=locale"), "transformer_impl: invalid enum value 'locale'"),
+        (("--hold-logits",), "--hold-logits: not planned with --stack megatron"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_megatron_does_not_do_is_an_error(options: tuple[str, ...], said: str) -> None:
+    assert said in refused("estimate", "--preset", "llama-3-8b", "--stack", "megatron", *options)
