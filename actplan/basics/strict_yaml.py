@@ -8,7 +8,8 @@ key given twice, bounded depth, and anchors that cannot expand beyond `MAX_NODES
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -42,18 +43,50 @@ def plain_value(text: str, where: str) -> object:
     return float(text) if _FLOAT.match(text) else text
 
 
+_INT_11 = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)\Z")
+_FLOAT_11 = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?)\Z")
+_WORDS_11: dict[str, object] = {
+    **_WORDS,
+    **dict.fromkeys(("yes", "Yes", "YES", "on", "On", "ON"), True),
+    **dict.fromkeys(("no", "No", "NO", "off", "Off", "OFF"), False),
+}
+
+
+def plain_value_11(text: str, where: str) -> object:
+    """What an unquoted scalar means to PyYAML, which reads YAML 1.1 (yaml/resolver.py): `no` is False, `500_000` a
+    number, `1e-5` a word. Octal, binary, base-60 numbers and dates stay words."""
+    if text in _WORDS_11:
+        return _WORDS_11[text]
+    digits = text.replace("_", "")
+    if _INT_11.match(text):
+        return whole_number(digits, where)
+    return float(digits) if _FLOAT_11.match(text) else text
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a file's YAML is read. scalar: what an unquoted word means. twice: where it is a list, a key given twice is
+    written down there and the last one counts, as PyYAML has it; otherwise that is an error."""
+
+    scalar: Callable[[str, str], object] = plain_value
+    twice: list[str] | None = field(default=None)
+
+
+CORE = Dialect()
+
+
 def read_yaml(path: str | Path) -> object:
     """The file's YAML value, by YAML 1.2's core schema (`no` and `on` are words, `1e-5` is a number)."""
     return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), short_path(path))
 
 
-def parse_yaml(text: str, where: str) -> object:
+def parse_yaml(text: str, where: str, dialect: Dialect = CORE) -> object:
     """The single YAML document in `text`; `where` names it in messages."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _Builder(yaml.parse(text, Loader=loader), where).document()
+        return _Builder(yaml.parse(text, Loader=loader), where, dialect).document()
     except yaml.MarkedYAMLError as error:
         line = _line(error)
         rows = text.splitlines()
@@ -75,8 +108,8 @@ def _line(error: yaml.MarkedYAMLError) -> int:
 class _Builder:
     """Plain values from a stream of parser events."""
 
-    def __init__(self, events: Iterator[yaml.Event], where: str) -> None:
-        self.events, self.where = events, where
+    def __init__(self, events: Iterator[yaml.Event], where: str, dialect: Dialect) -> None:
+        self.events, self.where, self.dialect = events, where, dialect
         self.anchors: dict[str, object] = {}
         self.nodes = 0
 
@@ -124,7 +157,7 @@ class _Builder:
 
     def scalar(self, event: yaml.ScalarEvent) -> object:
         is_plain = event.implicit[0] and event.style in (None, "")
-        return plain_value(event.value, self.where) if is_plain else event.value
+        return self.dialect.scalar(event.value, self.where) if is_plain else event.value
 
     def sequence(self, depth: int) -> list[object]:
         import yaml
@@ -146,9 +179,11 @@ class _Builder:
                 merged = {**self.merged(event, value), **merged}
             elif not isinstance(key, (str, int)) or isinstance(key, bool):
                 self.fail(event, "a key is neither a word nor a whole number", allowed="words and layer numbers")
-            elif key in own:
+            elif key in own and self.dialect.twice is None:
                 self.fail(event, f"duplicate key {str(key)!r}")
             else:
+                if key in own and self.dialect.twice is not None:
+                    self.dialect.twice.append(str(key))
                 own[key] = value
         return {**merged, **own}
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "plan": "Where to checkpoint: the cheapest schedule that fits, the trade-off, the largest that fits.",
     "ledger": "Every saved tensor, with its shape, its bytes and the reason it is kept.",
     "validate": "Published and measured records run through the planner: predicted, measured, how far off.",
+    "show": "What another tool's configuration file says, field by field.",
     "trace": "The same ledger from a real PyTorch model on fake tensors; compare; memory snapshots.",
     "presets": "The built-in models: list them, or show one as a specification.",
     "gpus": "The devices that --gpu knows, with their capacity.",

@@ -9,7 +9,7 @@ from .grouping import grouped
 from .model_options import ModelOptions
 from .options import RunOptions
 from .output import OutputOptions
-from .settled import asked
+from .settled import FileOptions, asked
 
 if TYPE_CHECKING:
     from ..memory.setup import Setup
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 @grouped
-def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output: OutputOptions) -> int:
+def command(
+    model: ModelOptions, run: RunOptions, budget: BudgetOptions, files: FileOptions, output: OutputOptions
+) -> int:
     """What a training step keeps for backward, and what each way of checkpointing saves and costs.
 
     Three estimates side by side: the residual stream, the textbook count, and what PyTorch's autograd really
@@ -29,7 +31,7 @@ def command(model: ModelOptions, run: RunOptions, budget: BudgetOptions, output:
     whether it fits (exit 1 if not).
     """
     output.kind()
-    return show(*asked(model, run, budget), output)
+    return show(*asked(*files.applied(model, run, budget)), output)
 
 
 def show(planned: Model | TracedModel, run: Run, setup: Setup, output: OutputOptions) -> int:

@@ -11,13 +11,14 @@ from .grouping import grouped
 from .model_options import ModelOptions
 from .options import RunOptions
 from .output import OutputOptions
-from .settled import without_budget
+from .settled import FileOptions, without_budget
 
 
 @grouped
 def command(
     model: ModelOptions,
     run: RunOptions,
+    files: FileOptions,
     output: OutputOptions,
     *,
     layer: Annotated[int | None, Option("--layer", metavar="N", help="Only this layer; they count from 0.")] = None,
@@ -31,7 +32,7 @@ def command(
     from .. import answers
     from ..render import ledger as view
 
-    report = answers.ledger(*without_budget(model, run), layer=layer, kind=kind, at_peak=at_peak)
+    report = answers.ledger(*without_budget(model, run, files), layer=layer, kind=kind, at_peak=at_peak)
     output.emit(report, lambda: view.blocks(report, scope=_scope(layer, kind)), lambda: view.sheet(report))
 
 

@@ -134,3 +134,13 @@ def _replace(path: Path, text: str) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def remark(lines: Sequence[str]) -> None:
+    """Words beside the data, to stderr, a line each."""
+    if sys.stderr is None:
+        return
+    from ..render.encoding import printable, representable
+
+    for line in lines:
+        print(representable(f"actplan: {printable(line)}", sys.stderr.encoding), file=sys.stderr)

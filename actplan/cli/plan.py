@@ -13,7 +13,7 @@ from .grouping import grouped
 from .model_options import ModelOptions
 from .options import RunOptions
 from .output import OutputOptions, write, write_file
-from .settled import without_budget
+from .settled import FileOptions, without_budget
 
 if TYPE_CHECKING:
     from ..checkpointing.goal import Goal
@@ -26,6 +26,7 @@ PICTURES = (".svg", ".html", ".htm", ".png")
 def command(
     model: ModelOptions,
     run: RunOptions,
+    files: FileOptions,
     output: OutputOptions,
     *,
     limit: Annotated[
@@ -69,13 +70,13 @@ def command(
     goal = Goal(limit=limit, reserved=reserved, only=only, per_op=per_op, frontier=frontier, largest=most)
     goal.check()
     if chain is not None:
-        report = _measured(chain, chain_name, model, goal)
+        report = _measured(chain, chain_name, model, bool(files.from_), goal)
     elif chain_name is not None:
         raise InputError("no file of chains", where="--chain-name", allowed="with --chain FILE")
     else:
         from .. import answers
 
-        report = answers.plan(*without_budget(model, run), goal)
+        report = answers.plan(*without_budget(model, run, files), goal)
     title = Path(chain).name if chain else ""
     if picture:
         room = None if goal.room is None else goal.room - goal.taken
@@ -87,11 +88,11 @@ def command(
     return _exit_code(report)
 
 
-def _measured(chain: str, name: str | None, model: ModelOptions, goal: Goal) -> Report:
+def _measured(chain: str, name: str | None, model: ModelOptions, files: bool, goal: Goal) -> Report:
     """The plan of a measured chain."""
     if goal.largest is not None:
         raise InputError("--max is a search of its own", where="--max", allowed="without --frontier and --chain")
-    if model.preset or model.model or model.settings or model.ledger:
+    if model.preset or model.model or model.settings or model.ledger or files:
         raise InputError("--chain stands in place of a model", where="--chain", allowed="one of the two")
     from .. import answers
 

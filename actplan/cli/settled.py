@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec.structs import replace
+from typer import Option
 
+from ..basics.errors import InputError
 from ..model import Model
 from ..training.given import trained
 from .budget_options import BudgetOptions
@@ -16,6 +19,42 @@ if TYPE_CHECKING:
     from ..memory.setup import Setup
     from ..traced import TracedModel
     from ..training import Run
+    from .from_files import Applied
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Settings that stand in another tool's file. What the command line says wins."""
+
+    from_: Annotated[
+        list[str] | None,
+        Option(
+            "--from",
+            metavar="FILE",
+            help="Another tool's settings: Axolotl, DeepSpeed, Megatron-LM, TRL, ... (`actplan show`); repeatable, "
+            "later ones win.",
+        ),
+    ] = None
+    ignore: Annotated[
+        bool, Option("--ignore", help="Plan a file without those of its settings that cannot be planned.")
+    ] = False
+
+    def applied(
+        self, model: ModelOptions, run: RunOptions, budget: BudgetOptions
+    ) -> tuple[ModelOptions, RunOptions, BudgetOptions]:
+        """Return the options with what the files say where the command line says nothing."""
+        if not self.from_:
+            if self.ignore:
+                raise InputError("no file has settings to ignore", where="--ignore", allowed="with --from FILE")
+            return model, run, budget
+        found = self.found(model, run, budget)
+        return found.model, found.run, found.budget
+
+    def found(self, model: ModelOptions, run: RunOptions, budget: BudgetOptions) -> Applied:
+        """Read the files, and say on stderr what they were read as."""
+        from .from_files import apply
+
+        return apply(self.from_ or [], model, run, budget, ignore=self.ignore)
 
 
 def asked(model: ModelOptions, run: RunOptions, options: BudgetOptions) -> tuple[Model | TracedModel, Run, Setup]:
@@ -31,8 +70,11 @@ def asked(model: ModelOptions, run: RunOptions, options: BudgetOptions) -> tuple
     return planned, settled(planned, run.single(planned), run, setup), setup
 
 
-def without_budget(model: ModelOptions, run: RunOptions) -> tuple[Model | TracedModel, Run]:
-    """Return the model and the run of a command that has no recipe."""
+def without_budget(model: ModelOptions, run: RunOptions, files: FileOptions) -> tuple[Model | TracedModel, Run]:
+    """Return the model and the run of a command that has no recipe but that of a file."""
+    if files.from_ or files.ignore:
+        planned, found, _ = asked(*files.applied(model, run, BudgetOptions()))
+        return planned, found
     traced = model.traced()
     if traced is not None:
         return traced, run.traced_run()

@@ -21,7 +21,7 @@ from .model_options import ModelOptions
 from .options import RunOptions, flag
 from .output import OutputOptions
 from .progress import shown
-from .settled import settled
+from .settled import FileOptions, settled
 
 if TYPE_CHECKING:
     from ..memory.setup import Setup
@@ -35,6 +35,7 @@ def command(
     model: ModelOptions,
     run: RunOptions,
     budget: BudgetOptions,
+    given: FileOptions,
     output: OutputOptions,
     shard: Annotated[
         str | None, Option("--shard", metavar="I/N", help="Only part I of N, counted from 1, for a job array.")
@@ -55,7 +56,7 @@ def command(
         return
     if files:
         raise InputError(f"unexpected argument {files[0][:64]!r}", where="sweep", allowed="files with --merge only")
-    sweep = _Sweep(model, run, budget)
+    sweep = _Sweep(*given.applied(model, run, budget))
     _print(output, sweep.found(shard), heading=sweep.heading)
 
 
