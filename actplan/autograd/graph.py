@@ -259,6 +259,13 @@ class Tape(Bookkeeping):
             found.parameter = path
         return found
 
+    def constant(self, name: str, shape: Shape, dtype: DType) -> Tensor:
+        """A buffer of the running module that an op reads: it gets no gradient, and what saves it keeps nothing new."""
+        self.buffer(name, prod(shape), dtype)
+        storage = Storage(dtype.itemsize * prod(shape), None, self.path, "buffer")
+        storage.owner, storage.stage = f"parameter:{self.path}.{name}", self.stage
+        return Tensor(self, shape, contiguous_strides(shape), dtype, storage)
+
     # --- graph ------------------------------------------------------------------------------------------------
 
     def node(self, op: str, rule: Rule, inputs: Sequence[Tensor]) -> Node | None:

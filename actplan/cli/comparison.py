@@ -80,7 +80,12 @@ def _rows(ours: Walk) -> list[Row]:
 
 
 def _traced_rows(theirs: TraceResult) -> list[Row]:
-    return [("", module or "<loss>", *rest) for _, module, *rest in theirs.rows()]  # type: ignore[misc]
+    return [("", _of_text(module) or "<loss>", *rest) for _, module, *rest in theirs.rows()]  # type: ignore[misc]
+
+
+def _of_text(module: str) -> str:
+    """A module's path in the text model alone, where a wrapper without a class for it was traced whole."""
+    return module.replace("model.language_model.", "model.", 1)
 
 
 def _layers(ours: Walk, theirs: TraceResult, model: Model) -> list[dict[str, Any]]:

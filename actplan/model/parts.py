@@ -11,11 +11,15 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Base of every specification."""
 
 
-NormType = Literal["rms", "rms_zero_centered", "rms_fp32", "rms_fp32_weight", "layer", "layer_fp32"]
+NormType = Literal[
+    "rms", "rms_zero_centered", "rms_fp32", "rms_fp32_weight", "layer", "layer_fp32", "layer_no_weight",
+    "layer_one_plus", "layer_no_bias",
+]  # fmt: skip
 """rms: Llama's (fp32 inside, weight applied in the model's dtype). rms_zero_centered: Gemma's and Qwen3.5's
 (weight stored as w - 1 and applied in fp32). rms_fp32: OLMo 2's (weight applied in fp32).
 rms_fp32_weight: Nemotron-H's (the weight itself cast to fp32). layer:
-`torch.nn.LayerNorm`. layer_fp32: Cohere's LayerNorm in torch ops (no bias, weight applied in fp32)."""
+`torch.nn.LayerNorm`. layer_fp32: Cohere's LayerNorm in torch ops (no bias, weight applied in fp32). layer_no_weight:
+OLMo's (no parameters, in fp32). layer_one_plus: Nemotron's (weight stored as w - 1). layer_no_bias: MPT's."""
 
 
 class Rope(Spec, frozen=True):
@@ -25,15 +29,18 @@ class Rope(Spec, frozen=True):
     style: half, the two halves of a head turn (Llama), and a part that passes by is joined again; half_part, so even
     where nothing passes by (Phi-3, GPT-NeoX); half_held, so, and the turned parts outlive it (Phi);
     half_fp32, by tables kept in fp32 (OLMo 2); half_tables, by tables half as wide (gpt-oss); interleaved,
-    neighbours turn, by tables that each layer repeats (GLM); interleaved_fp32, neighbours in fp32 (Cohere).
+    neighbours turn, by tables that each layer repeats (GLM); interleaved_whole, so, and nothing is joined (Helium);
+    interleaved_fp32, neighbours in fp32 (Cohere); interleaved_fp32_tables, so by tables that each layer repeats
+    (ERNIE 4.5).
     local: sliding layers have a table of their own (Gemma 3's rope_local_base_freq).
     """
 
     type: Literal["default", "mrope"] = "default"
     fraction: float = 1.0
-    style: Literal["half", "half_part", "half_held", "half_fp32", "half_tables", "interleaved", "interleaved_fp32"] = (
-        "half"
-    )
+    style: Literal[
+        "half", "half_part", "half_held", "half_fp32", "half_tables", "interleaved", "interleaved_whole",
+        "interleaved_fp32", "interleaved_fp32_tables",
+    ] = "half"  # fmt: skip
     local: bool = False
 
 
@@ -45,10 +52,12 @@ class Attention(Spec, frozen=True, tag_field="type", tag="attention"):
     split (GPT-2), heads: q, k and v of each head side by side (GPT-NeoX), groups: the queries of each group, then
     its k and v (Falcon).
     qk_norm: a norm on q and k, of the layers' type. qk_norm_on: heads [B, T, H, D] (Qwen3), transposed_heads
-    [B, H, T, D] (Gemma 3), projection: over the whole width (OLMo 2).
+    [B, H, T, D] (Gemma 3), turned_heads: so, and after the rotary embedding (HunYuan), projection: over the whole
+    width (OLMo 2).
     rope: False leaves the positions out (SmolLM3). softcap: Gemma 2's tanh on the scores, where the kernel shows.
     eager_softmax: fp32; model, in the model's type (GPT-2); in_place, so and on scores scaled in place (Falcon).
-    scaled_query, scaled_key: queries (OPT) or keys (Falcon-H1) are scaled by an op of their own.
+    scaled_query, scaled_key: queries (OPT) or keys (Falcon-H1) are scaled by an op of their own. positioned_query:
+    queries are scaled by a number for each position (Ministral 3, `llama_4_scaling_beta`).
     sinks: a learned logit for each head that takes up attention and gives nothing (gpt-oss).
     """
 
@@ -61,11 +70,12 @@ class Attention(Spec, frozen=True, tag_field="type", tag="attention"):
     output_gate: bool = False
     fused_qkv: bool = False
     qkv_layout: Literal["slices", "split", "heads", "groups"] = "slices"
-    qk_norm_on: Literal["heads", "transposed_heads", "projection"] = "heads"
+    qk_norm_on: Literal["heads", "transposed_heads", "turned_heads", "projection"] = "heads"
     softcap: bool = False
     eager_softmax: Literal["fp32", "model", "in_place"] = "fp32"
     scaled_query: bool = False
     scaled_key: bool = False
+    positioned_query: bool = False
     sinks: bool = False
     rope: bool = True
     sliding_window: int | None = None
@@ -128,8 +138,9 @@ Mixer = Union[Attention, GatedDeltaNet, LatentAttention, Mamba2, None]  # noqa: 
 """None: the layer is its feed-forward network alone (Nemotron-H)."""
 
 
-Activation = Literal["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "relu", "relu2"]
-"""As in transformers/activations.py; gelu_new and gelu_fast are several torch ops and keep each step."""
+Activation = Literal["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "relu", "relu2", "xielu"]
+"""As in transformers/activations.py; gelu_new and gelu_fast are several torch ops and keep each step, and so is xielu,
+which has two trained numbers (Apertus)."""
 
 
 class Mlp(Spec, frozen=True, tag_field="type", tag="mlp"):
@@ -152,8 +163,12 @@ class Moe(Spec, frozen=True, tag_field="type", tag="moe"):
     networks of `moe_intermediate_size`.
 
     router: softmax over all experts, of which the largest are taken (Mixtral, Qwen3); topk_softmax, over the largest
-    logits (gpt-oss, with a bias); topk_softmax_fp32, the same in fp32 without a bias (Granite 4); sigmoid, in
-    fp32, within the best `topk_group` of `n_group` groups (DeepSeek-V3).
+    logits (gpt-oss, with a bias); topk_softmax_fp32, the same in fp32 without a bias (Granite 4); softmax_bias, so
+    and all in fp32, a bias moves the choice (ERNIE 4.5); sigmoid, in fp32, within the best `topk_group` of `n_group`
+    groups (DeepSeek-V3); sigmoid_flat, so without groups (Hunyuan 3); sigmoid_bias, of logits in the model's type
+    (MiniMax M2).
+    block: where the shared expert stands: first, last (in last_flat on [B · T, hidden]), beside the block, or nowhere
+    (plain); None is as the router's first family has it. fp32_combine: both are added in fp32 (Hunyuan 3).
     norm_topk_prob: the chosen weights are divided by their sum. fp32_routing_weights: they stay in fp32 (Mixtral;
     always so with sigmoid), and so do the weighted outputs of the experts.
     expert_gate: silu(gate) * up, or gpt-oss's clamped form. expert_bias, transposed_experts: how the experts' weights
@@ -164,7 +179,11 @@ class Moe(Spec, frozen=True, tag_field="type", tag="moe"):
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
-    router: Literal["softmax", "topk_softmax", "topk_softmax_fp32", "sigmoid"] = "softmax"
+    router: Literal[
+        "softmax", "softmax_bias", "topk_softmax", "topk_softmax_fp32", "sigmoid", "sigmoid_bias", "sigmoid_flat"
+    ] = "softmax"
+    block: Literal["plain", "first", "last", "last_flat", "beside"] | None = None
+    fp32_combine: bool = False
     n_group: int = 1
     topk_group: int = 1
     norm_topk_prob: bool = True
@@ -208,23 +227,45 @@ class Residual(Spec, frozen=True):
 class Embedding(Spec, frozen=True):
     """What happens between the token ids and the first layer.
 
-    scaled: times a number, inside the module (Gemma's), or by the model (Granite's). dropout: on the result.
+    scaled: times a number, inside the module (Gemma's; MiniCPM3's is an integer there, which is cast), or by the model
+    (Granite's). dropout: on the result.
     max_position_embeddings: rows of a table of learned positions, None without one. positions: one row of positions
-    for the whole batch (GPT-2), or one for each sequence (OPT), or none made at all (Mamba 2).
+    for the whole batch (GPT-2), or one for each sequence (OPT), or none made at all (Mamba 2). replaced: dropout's
+    result takes the embedding's own name, and the embedding goes (Phi).
     """
 
-    scaled: Literal["no", "module", "model"] = "no"
+    scaled: Literal["no", "module", "module_integer", "model"] = "no"
     dropout: float = 0.0
     max_position_embeddings: int | None = None
     positions: Literal["batch", "sequence", "none"] = "batch"
+    replaced: bool = False
+
+
+class Inputs(Spec, frozen=True):
+    """How the model's forward makes what its layers are given.
+
+    always_masked: with a mask also where sdpa would do without (Falcon: `allow_is_causal_skip=False`).
+    positional_mask: as a positional argument, which a checkpoint keeps with its inputs (GPT-2). viewed_ids,
+    viewed_padding: by a view of the token ids, or of the mask of padding, which hands their storage out of an op, so
+    that it counts as made in the step (GPT-2, OPT). position_ids: whether layers are given position ids, which a
+    checkpoint of them keeps alive.
+    """
+
+    always_masked: bool = False
+    positional_mask: bool = False
+    viewed_ids: bool = False
+    viewed_padding: bool = False
+    position_ids: bool = True
 
 
 class Head(Spec, frozen=True):
-    """The output projection. scaled: logits times a number (Granite, Cohere). softcap: a tanh on them (Gemma 2).
+    """The output projection. scaled: logits times a number (Granite, Cohere). scaled_input: the hidden state divided by
+    one before it (MiniCPM3). softcap: a tanh on them (Gemma 2).
     fp32: logits become fp32 before the loss asks for it (Mamba 2)."""
 
     bias: bool = False
     scaled: bool = False
+    scaled_input: bool = False
     softcap: bool = False
     fp32: bool = False
 
@@ -258,7 +299,8 @@ class Mtp(Spec, frozen=True):
 
 
 class LeftOut(Spec, frozen=True):
-    """A part that a configuration mentions and the planned text model does not train."""
+    """A part that a configuration mentions and the planned text model does not train; None where its parameters are
+    not counted."""
 
     name: str
-    num_parameters: int
+    num_parameters: int | None = None

@@ -10,6 +10,7 @@ from .parts import (
     Attention,
     Embedding,
     Head,
+    Inputs,
     Layer,
     LeftOut,
     Mtp,
@@ -22,7 +23,7 @@ from .quantised import Quantization
 
 Naming = Literal[
     "llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2", "bamba", "falcon_h1",
-    "nemotron_h", "granitemoehybrid",
+    "nemotron_h", "granitemoehybrid", "seed_oss", "hunyuan", "apertus",
 ]  # fmt: skip
 LigerModule = Literal["rms_norm", "rms_norm_copy", "rms_norm_in_place", "rope", "swiglu", "geglu", "experts"]
 
@@ -55,6 +56,7 @@ class Model(Spec, frozen=True):
     rope: Rope = Rope()
     residual: Residual = Residual()
     embedding: Embedding = Embedding()
+    inputs: Inputs = Inputs()
     head: Head = Head()
     tie_word_embeddings: bool = False
     supports_sdpa: bool = True

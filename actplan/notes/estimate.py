@@ -278,6 +278,9 @@ def _left_out(model: Model, run: Run) -> Said:
     for part in model.left_out:
         if run.mtp and part.name == PREDICTION:
             continue
+        if part.num_parameters is None:
+            yield "left-out", f"{part.name}: not planned and not counted, neither frozen nor trained"
+            continue
         yield (
             "left-out",
             f"{part.name}: {part.num_parameters:,} parameters that the configuration mentions are not part of the "

@@ -112,14 +112,23 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
     return attach(raw_binary(a, b, "mul"), node)
 
 
-def _div_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor, None]:
-    return raw_binary(grads[0], node.unpack(0), "div"), None
+def _div_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    g, divisor = grads[0], node.unpack(0)
+    other = None
+    if node.needs(1):
+        once = raw_binary(node.unpack(1), divisor, "div")
+        twice = raw_binary(once, divisor, "div")
+        other = raw_binary(g, like(twice, "neg"), "mul")
+        del once, twice
+    return [raw_binary(g, divisor, "div") if node.needs(0) else None, other]
 
 
 def div(a: Tensor, b: Tensor) -> Tensor:
-    """`a / b` by a `b` that gets no gradient: saves b."""
+    """`a / b`: saves b, and a where b wants a gradient."""
     node = a.tape.node("DivBackward0", _div_backward, (a, b))
     a.tape.save(node, b, "the divisor of a quotient")
+    if node is not None and node.needs(1):
+        a.tape.save(node, a, "the dividend of a quotient")
     return attach(raw_binary(a, b, "div"), node)
 
 
@@ -252,7 +261,7 @@ def cumsum(x: Tensor) -> Tensor:
 
 
 def _masked_fill_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    node.unpack(0)
+    _held = node.unpack(0)
     return (grads[0].tape.empty(grads[0].shape, grads[0].dtype, "masked_fill"),)
 
 

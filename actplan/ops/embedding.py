@@ -7,7 +7,7 @@ from .views import attach
 
 
 def _backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    node.unpack(0)
+    _held = node.unpack(0)
     return (grads[0].tape.empty(node.extra, grads[0].dtype, "embedding_dense_backward"),)
 
 

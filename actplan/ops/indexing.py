@@ -25,7 +25,7 @@ def _scattered(like: Tensor, shape: Shape, dtype: DType, op: str) -> Tensor:
 
 
 def _topk_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    node.unpack(0)
+    _held = node.unpack(0)
     return (_scattered(grads[0], node.extra, grads[0].dtype, "scatter"),)
 
 
@@ -65,7 +65,7 @@ def _taken(x: Tensor, index: Tensor, reason: str, out: Shape, op: str, name: str
 
 
 def _gather_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    node.unpack(0)
+    _held = node.unpack(0)
     return (_scattered(grads[0], node.extra, grads[0].dtype, "scatter_add"),)
 
 
@@ -75,7 +75,7 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _index_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    node.unpack(0)
+    _held = node.unpack(0)
     return (_scattered(grads[0], node.extra, grads[0].dtype, "index_put"),)
 
 
@@ -105,7 +105,7 @@ def masked_rows(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _masked_scatter_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    node.unpack(0)
+    _held = node.unpack(0)
     return (grads[0].tape.empty(node.extra, grads[0].dtype, "masked_select"),)
 
 
@@ -115,7 +115,7 @@ def masked_scatter(mask: Tensor, source: Tensor) -> Tensor:
 
 
 def _index_select_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    node.unpack(0)
+    _held = node.unpack(0)
     return (_scattered(grads[0], node.extra, grads[0].dtype, "index_add"),)
 
 

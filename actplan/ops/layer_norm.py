@@ -11,30 +11,45 @@ from .views import attach
 
 
 def _backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
-    x, weight, bias, mean, rstd = (node.unpack(i) for i in range(5))
-    made = [new(t, t.shape, op="native_layer_norm_backward") for t in (x, weight, bias)]
+    *inputs, mean, rstd = (node.unpack(i) for i in range(len(node.saved)))
+    made = [new(t, t.shape, op="native_layer_norm_backward") for t in inputs]
     del mean, rstd
     return [t if node.needs(i) else None for i, t in enumerate(made)]
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`F.layer_norm` over the last dimension: saves its input, and mean and reciprocal deviation of each row.
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`F.layer_norm` over the last dimension: saves its input, what parameters it has, and mean and reciprocal
+    deviation of each row.
 
     The statistics are fp32 on a GPU (cuda/layer_norm_kernel.cu, acc_type) and of the input's type on the CPU
     (layer_norm.cpp, param_scalar_type).
     """
     tape = x.tape
-    x, weight, bias = widen(x), widen(weight), widen(bias)
-    node = tape.node("NativeLayerNormBackward0", _backward, (x, weight, bias))
+    x = widen(x)
+    inputs = {
+        "the input of LayerNorm": x,
+        **({} if weight is None else {"the weight of LayerNorm": widen(weight)}),
+        **({} if bias is None else {"the bias of LayerNorm": widen(bias)}),
+    }
+    node = tape.node("NativeLayerNormBackward0", _backward, tuple(inputs.values()))
     out = new(x, x.shape, op="native_layer_norm")
     statistics = FP32 if tape.device == "cuda" else x.dtype
     mean, rstd = (new(x, (*x.shape[:-1], 1), statistics, "native_layer_norm") for _ in range(2))
-    tape.save(node, x, "the input of LayerNorm")
-    tape.save(node, weight, "the weight of LayerNorm")
-    tape.save(node, bias, "the bias of LayerNorm")
+    for reason, tensor in inputs.items():
+        tape.save(node, tensor, reason)
     tape.save(node, mean, "the mean of each row")
     tape.save(node, rstd, "one over the deviation of each row")
     return attach(out, node)
+
+
+def layer_norm_no_weight(x: Tensor) -> Tensor:
+    """OlmoLayerNorm (transformers/models/olmo/modeling_olmo.py): in fp32, without parameters."""
+    return to(layer_norm(to(x, FP32), None, None), x.dtype)
+
+
+def layer_norm_one_plus(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """NemotronLayerNorm1P (transformers/models/nemotron/modeling_nemotron.py): its weight is stored as w - 1."""
+    return layer_norm(x, add_scalar(weight), bias)
 
 
 def layer_norm_fp32(x: Tensor, weight: Tensor) -> Tensor:

@@ -81,10 +81,33 @@ def rotate_part(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
 def rotate_pairs_part(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """GLM's: neighbours turn, and each layer repeats the tables' first halves
     (transformers/models/glm4/modeling_glm4.py)."""
+    cos, sin = _repeated(tables)
+    return _rotate_first(q, k, cos, sin, rotate_pairs)
+
+
+def rotate_pairs_whole(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """Helium's: as GLM's, of whole heads (transformers/models/helium/modeling_helium.py)."""
+    cos, sin = _repeated(tables)
+    q_embed = add(mul(q, cos), mul(rotate_pairs(q), sin))
+    k_embed = add(mul(k, cos), mul(rotate_pairs(k), sin))
+    return q_embed, k_embed
+
+
+def rotate_pairs_fp32_tables(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """ERNIE 4.5's: as Helium's, by tables in fp32; what is turned becomes fp32 where it is multiplied
+    (transformers/models/ernie4_5/modeling_ernie4_5.py)."""
+    cos, sin = _repeated(tables)
+    q_embed = add(mul(to(q, FP32), cos), mul(to(rotate_pairs(q), FP32), sin))
+    k_embed = add(mul(to(k, FP32), cos), mul(to(rotate_pairs(k), FP32), sin))
+    return to(q_embed, q.dtype), to(k_embed, k.dtype)
+
+
+def _repeated(tables: Tables) -> Tables:
+    """Tables over heads, the numbers of their first half each twice side by side."""
     cos, sin = (unsqueeze(table, 1) for table in tables)
     cos = repeat_interleave(narrow(cos, -1, 0, cos.shape[-1] // 2), 2, -1)
     sin = repeat_interleave(narrow(sin, -1, 0, sin.shape[-1] // 2), 2, -1)
-    return _rotate_first(q, k, cos, sin, rotate_pairs)
+    return cos, sin
 
 
 def _rotate_first(

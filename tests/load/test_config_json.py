@@ -192,6 +192,18 @@ def test_the_text_model_of_a_vision_model(read: Any) -> None:
     assert "text_config.model_type" in message(read, {**config, "text_config": LLAMA})
 
 
+def test_a_wrapper_is_unwrapped(read: Any) -> None:
+    """Whatever wraps a text model that is read: that model is planned, and the towers are named, not counted."""
+    text = {**LLAMA, "tie_word_embeddings": True}
+    towers = {"vision_config": {}, "audio_config": None}
+    model = read({"model_type": "a_wrapper", "text_config": text, **towers})
+    assert model.layers == read(text).layers
+    assert [(part.name, part.num_parameters) for part in model.left_out] == [("vision tower", None)]
+    nested = read({"model_type": "an_omni", "thinker_config": {"text_config": text}})
+    assert nested.layers == model.layers
+    assert read({"model_type": "x", "text_config": LLAMA, "tie_word_embeddings": True}).tie_word_embeddings
+
+
 def test_pruning_the_hybrid_with_one_flag() -> None:
     path = str(CONFIGS / "qwen3.8-27b.json")
     model = load.load_model(path, preset=False, overrides=["hidden_size=4096", "layers[3].mlp.intermediate_size=64"])
@@ -210,10 +222,10 @@ def test_pruning_the_hybrid_with_one_flag() -> None:
         ([], "holds a list"),
         (3, "holds a number"),
         (None, "holds a null"),
-        (of("qwen3_mo"), "did you mean 'qwen3_moe"),
-        (of("gpt5"), "mamba2, mistral, mixtral"),
+        (of("Qwen3-MoE"), "did you mean 'qwen3_moe"),
+        (of("gpt5"), "such as llama, qwen3 or deepseek_v3"),
         (of("gpt5"), "actplan trace --model"),
-        (of("mistral3", text_config=of("mistral")), "its text_config is a mistral"),
+        (of("a_wrapper", text_config=of("gpt5")), "'a_wrapper' is not supported"),
         ({"model_type": ["llama"]}, "model_type"),
         *((({k: v for k, v in LLAMA.items() if k != key}), f"{key}: missing") for key in LLAMA),
         *(({**LLAMA, "hidden_size": v}, "hidden_size: ") for v in (0, -1, 1.5, "64", True, [], 2**41, None)),

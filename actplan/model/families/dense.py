@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..reading.hf_config import Config
 from .parts import (
     NO_ROPE,
+    SOFTMAX_KINDS,
     Fields,
     activation,
     attention,
@@ -19,6 +20,7 @@ from .parts import (
     only_head_dim,
     rotary_fraction,
     trunk,
+    varied,
     without,
 )
 from .registry import reader
@@ -151,6 +153,80 @@ def cohere2(config: Config) -> Fields:
     }
 
 
+@reader("cohere")
+def cohere(config: Config) -> Fields:
+    """configuration_cohere.py: Cohere 2's layers, all full and with positions; modeling_cohere.py norms q and k with
+    `use_qk_norm`."""
+    without(config, "use_qk_norm", "a LayerNorm over the heads of q and k is not modelled")
+    return {
+        **trunk(config, tied=True),
+        **_full(config),
+        "norm": "layer_fp32",
+        **_residual("parallel", 0.0),
+        "rope": {"style": "interleaved_fp32"},
+        "head": {"scaled": True},
+        "attention": {
+            **attention(config, key_value_heads=_all_heads(config), head_dim=derived_head_dim(config)),
+            **bias_on_all(config),
+        },
+        "mlp": mlp(config),
+        "liger": [],
+    }
+
+
+@reader("olmo")
+def olmo(config: Config) -> Fields:
+    """configuration_olmo.py; modeling_olmo.py: LayerNorm without weights in fp32, rope tables in fp32."""
+    without(config, "clip_qkv", "clamped queries, keys and values are not modelled", allowed=None)
+    return {
+        **trunk(config),
+        **_full(config),
+        "norm": "layer_no_weight",
+        "rope": {"style": "half_fp32"},
+        "attention": {
+            **attention(config, key_value_heads=_all_heads(config), head_dim=derived_head_dim(config)),
+            **bias_on_all(config),
+        },
+        "mlp": mlp(config),
+        "liger": [],
+    }
+
+
+@reader("exaone4")
+def exaone4(config: Config) -> Fields:
+    """configuration_exaone4.py: OLMo 2's norms behind the branches, an RMSNorm on each head of q and k, 32 key-value
+    heads when absent; layers without a window have no positions where others have one."""
+    kinds, window = exaone_windows(config, num_layers(config))
+    ropeless = [window is not None and kind == "full_attention" for kind in kinds]
+    return {
+        **trunk(config),
+        **varied(kinds, ropeless=ropeless),
+        **_residual("post_norm", 0.0),
+        "attention": {
+            **attention(config, key_value_heads=32, head_dim=derived_head_dim(config), window=window),
+            "qk_norm": True,
+            "qk_norm_on": "transposed_heads",
+        },
+        "mlp": mlp(config),
+        "liger": [],
+    }
+
+
+def exaone_windows(config: Config, count: int) -> tuple[list[str], int | None]:
+    """EXAONE 4's kinds of layer and its window (4096 when absent, null: none): every fourth layer is full when
+    `layer_types` and `sliding_window_pattern` are absent."""
+    window = config.integer("sliding_window", absent=4096)
+    kinds = layer_types(config, count, SOFTMAX_KINDS)
+    if kinds is None:
+        pattern = config.get("sliding_window_pattern")
+        if isinstance(pattern, str):
+            raise config.refuse("sliding_window_pattern", "letters are not read", "give layer_types")
+        every = config.size("sliding_window_pattern", 4)
+        sliding = [window is not None and (i + 1) % every != 0 for i in range(count)]
+        kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+    return kinds, window
+
+
 @reader("starcoder2")
 def starcoder2(config: Config) -> Fields:
     """configuration_starcoder2.py: two key-value heads, biases everywhere (`use_bias`) and tied embeddings
@@ -180,12 +256,13 @@ def phi(config: Config) -> Fields:
     normed = {"qk_norm": True, "qk_norm_on": "transposed_heads"} if config.flag("qk_layernorm", False) else {}
     width = only_head_dim(config) if normed else derived_head_dim(config)
     heads = {"key_value_heads": _all_heads(config), "head_dim": width}
+    dropped = config.fraction("embd_pdrop", 0.0)
     return {
         **frame(config),
         **_full(config),
         **_LAYER_NORM,
         **_residual("parallel", config.fraction("resid_pdrop", 0.0)),
-        **_embedding(config.fraction("embd_pdrop", 0.0)),
+        **_embedding(dropped, **({"replaced": True} if dropped else {})),
         "rope": {"fraction": rotary_fraction(config, 0.5), "style": "half_held"},
         "head": {"bias": True},
         "naming": "phi",

@@ -6,9 +6,7 @@ norm weights, gate with GELU's tanh form and tie their embeddings.
 
 from __future__ import annotations
 
-from ...basics.errors import InputError
 from ..reading.hf_config import Config
-from .left_out import gemma3_vision
 from .parts import (
     Fields,
     activation,
@@ -83,21 +81,6 @@ def gemma3_text(config: Config) -> Fields:
         "mlp": {**mlp(config), **activation(config, "gelu_pytorch_tanh", "hidden_activation")},
         "liger": ["rms_norm", "rope", "geglu"],
     }
-
-
-@reader("gemma3")
-def gemma3(config: Config) -> Fields:
-    """configuration_gemma3.py, Gemma3Config: the text model in `text_config`; the vision tower and its
-    projector are left out."""
-    text = config.section("text_config")
-    if text is None:
-        raise InputError("missing", where=config.path("text_config"), allowed="the text model's configuration")
-    if text.get("model_type") not in (None, "gemma3_text"):
-        raise text.refuse("model_type", "not the text model of gemma3")
-    fields = gemma3_text(text)
-    config.read |= text.read
-    hidden = text.required("hidden_size")
-    return {**fields, "left_out": [gemma3_vision(config, hidden)]}
 
 
 def _common(config: Config) -> Fields:

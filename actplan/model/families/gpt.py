@@ -74,6 +74,7 @@ def gpt2(config: Config) -> Fields:
         **_LAYER_NORM,
         **_branches("pre_norm_held", config.fraction("resid_pdrop", 0.1)),
         "embedding": {"max_position_embeddings": positions, **({"dropout": dropout} if dropout else {})},
+        "inputs": {"positional_mask": True, "viewed_ids": True, "viewed_padding": True},
         "naming": "gpt2",
         "attention": {**_heads(config), "qkv_bias": True, "out_bias": True, **fused},
         "mlp": _mlp(inner, activation(config, "gelu_new", "activation_function")),
@@ -123,6 +124,7 @@ def opt(config: Config) -> Fields:
         **_LAYER_NORM,
         **_branches("pre_norm_flat", config.fraction("dropout", 0.1)),
         "embedding": {"max_position_embeddings": positions, "positions": "sequence"},
+        "inputs": {"viewed_ids": True},
         "naming": "opt",
         "attention": {**_heads(config), **projections},
         "mlp": _mlp(
@@ -157,6 +159,7 @@ def falcon(config: Config) -> Fields:
         **_full(config),
         **_LAYER_NORM,
         **_branches(kind, config.fraction("hidden_dropout", 0.0)),
+        "inputs": {"always_masked": True},
         "naming": "falcon",
         "attention": {**plain, **parts},
         "mlp": _mlp(width, activation(config, "gelu", "activation"), bias=bias),

@@ -32,7 +32,20 @@ def qwen3_5_vision(config: Config) -> Fields:
     return {"name": "vision tower", "num_parameters": count}
 
 
-def gemma3_vision(config: Config, text_hidden: int) -> Fields:
+def qwen3_vl_vision(config: Config) -> Fields:
+    """Qwen3-VL's tower (modeling_qwen3_vl.py, Qwen3VLVisionModel): Qwen3.5's, and beside its merger one more for each
+    of `deepstack_visual_indexes`, whose LayerNorm is as wide as the patches that it merges."""
+    vision = config.section("vision_config") or Config({}, config.path("vision_config"))
+    merged = vision.size("hidden_size", 1152) * vision.size("spatial_merge_size", 2) ** 2
+    listed = vision.get("deepstack_visual_indexes")
+    count = len(listed) if isinstance(listed, list) else 3
+    merger = _layer_norm(merged) + _linear(merged, merged) + _linear(merged, vision.size("out_hidden_size", 3584))
+    plain = qwen3_5_vision(config)["num_parameters"]
+    assert isinstance(plain, int)
+    return {"name": "vision tower", "num_parameters": plain + count * merger}
+
+
+def gemma3_vision(config: Config) -> Fields:
     """Gemma 3's SigLIP tower and projector: modeling_siglip.py, SiglipVisionModel; modeling_gemma3.py,
     Gemma3MultiModalProjector.
 
@@ -41,6 +54,8 @@ def gemma3_vision(config: Config, text_hidden: int) -> Fields:
     attention over the patches, a LayerNorm and a feed-forward network. Absent fields take
     SiglipVisionConfig's defaults.
     """
+    text = config.section("text_config") or Config({}, config.path("text_config"))
+    text_hidden = text.required("hidden_size")
     vision = config.section("vision_config") or Config({}, config.path("vision_config"))
     h, inner = vision.size("hidden_size", 768), vision.size("intermediate_size", 3072)
     patch = vision.size("patch_size", 16)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ...basics.errors import InputError
 from ..reading.hf_config import Config
-from .left_out import multi_token_prediction, qwen3_5_vision
+from .left_out import multi_token_prediction
 from .parts import (
     NO_ROPE,
     Fields,
@@ -26,7 +25,7 @@ from .parts import (
     window_or_refuse,
     windowed,
 )
-from .registry import Reader, reader
+from .registry import reader
 
 
 @reader("llama")
@@ -170,28 +169,3 @@ def qwen3_5_hybrid(config: Config, *, key_value_heads: int) -> Fields:
         },
         "gated_deltanet": gated_deltanet(config),
     }
-
-
-@reader("qwen3_5")
-def qwen3_5(config: Config) -> Fields:
-    """configuration_qwen3_5.py, Qwen3_5Config: the text model in `text_config`."""
-    return nested_text(config, "qwen3_5_text", qwen3_5_text)
-
-
-def nested_text(config: Config, model_type: str, read: Reader) -> Fields:
-    """The text model of a Qwen3.5 with a vision tower, which is left out. The text model's own
-    `tie_word_embeddings` counts (AutoModelForCausalLM hands it `text_config`), else the wrapper's."""
-    text = config.section("text_config")
-    if text is None:
-        raise InputError("missing", where=config.path("text_config"), allowed="the text model's configuration")
-    if text.get("model_type") not in (None, model_type):
-        raise text.refuse("model_type", f"not a {model_type}")
-    tied = text.flag("tie_word_embeddings", config.flag("tie_word_embeddings", False))
-    fields = read(text)
-    left_out = [qwen3_5_vision(config), *_listed(fields.get("left_out"))]
-    config.read |= text.read
-    return {**fields, "tie_word_embeddings": tied, "left_out": left_out}
-
-
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else []

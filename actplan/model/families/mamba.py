@@ -115,6 +115,7 @@ def granitemoehybrid(config: Config) -> Fields:
         "residual": {"scaled": True},
         "embedding": {"scaled": "model"},
         "head": {"scaled": True},
+        "inputs": {"position_ids": False},
         "naming": "granitemoehybrid",
         "attention": {
             **attention(config, key_value_heads=heads, head_dim=derived_head_dim(config)),

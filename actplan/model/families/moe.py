@@ -7,11 +7,9 @@ calls it), where shared experts are replaced too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..reading.hf_config import Config
-from .left_out import latent_multi_token_prediction, multi_token_prediction
-from .llama import nested_text, qwen3_5_hybrid
+from .left_out import multi_token_prediction
+from .llama import qwen3_5_hybrid
 from .parts import (
     Fields,
     attention,
@@ -26,10 +24,9 @@ from .parts import (
     rotary_fraction,
     rotated_part,
     trunk,
+    varied,
 )
 from .registry import reader
-
-DENSE = "_dense"
 
 
 def no_router_loss(config: Config) -> None:
@@ -40,14 +37,6 @@ def no_router_loss(config: Config) -> None:
             "the routers' auxiliary loss is not modelled",
             "--set output_router_logits=false",
         )
-
-
-def with_dense(kinds: Sequence[str], dense: Sequence[bool]) -> Fields:
-    """The layers, those with a plain feed-forward network as kinds of their own."""
-    names = [kind + DENSE if plain else kind for kind, plain in zip(kinds, dense, strict=True)]
-    used = sorted({name for name in names if name.endswith(DENSE)})
-    plain_kinds = {name: {"mixer": name.removesuffix(DENSE), "feed_forward": "mlp"} for name in used}
-    return {**layers(names), **({"kinds": plain_kinds} if plain_kinds else {})}
 
 
 def sparse_layers(config: Config, count: int) -> list[bool]:
@@ -104,7 +93,7 @@ def qwen3_moe(config: Config) -> Fields:
     dense = sparse_layers(config, count)
     return {
         **trunk(config),
-        **with_dense(_window_of_all(config, window, count), dense),
+        **varied(_window_of_all(config, window, count), dense=dense),
         "attention": {
             **attention(config, key_value_heads=4, head_dim=derived_head_dim(config), window=window),
             **bias_on_all(config),
@@ -130,7 +119,7 @@ def qwen3_next(config: Config) -> Fields:
     dense = sparse_layers(config, count)
     return {
         **trunk(config),
-        **with_dense(kinds, dense),
+        **varied(kinds, dense=dense),
         "norm": "rms_zero_centered",
         "supports_flex": False,
         "rope": rotated_part(rotary_fraction(config, 0.25)),
@@ -172,12 +161,6 @@ def qwen3_5_moe_text(config: Config) -> Fields:
     return {**fields, **multi_token_prediction(config, fields)}
 
 
-@reader("qwen3_5_moe")
-def qwen3_5_moe(config: Config) -> Fields:
-    """configuration_qwen3_5_moe.py, Qwen3_5MoeConfig: the text model in `text_config`."""
-    return nested_text(config, "qwen3_5_moe_text", qwen3_5_moe_text)
-
-
 @reader("gpt_oss")
 def gpt_oss(config: Config) -> Fields:
     """configuration_gpt_oss.py: biases on all four projections, every other layer slides (the first does),
@@ -213,71 +196,4 @@ def gpt_oss(config: Config) -> Fields:
     }
 
 
-@reader("deepseek_v3")
-def deepseek_v3(config: Config) -> Fields:
-    """configuration_deepseek_v3.py: the first `first_k_dense_replace` layers have a plain feed-forward
-    network; `moe_layer_freq` and `num_key_value_heads` are not read by modeling_deepseek_v3.py."""
-    no_router_loss(config)
-    count = num_layers(config)
-    dense = [
-        i < (config.count("first_k_dense_replace") if "first_k_dense_replace" in config.fields else 3)
-        for i in range(count)
-    ]
-    fields: Fields = {
-        **trunk(config),
-        **with_dense(["latent_attention"] * count, dense),
-        "latent_attention": latent_attention(config),
-        "moe": grouped_moe(config),
-        **({"mlp": mlp(config)} if any(dense) else {}),
-        "liger": ["rms_norm", "swiglu", "experts"],
-    }
-    return {**fields, **latent_multi_token_prediction(config, fields)}
-
-
-READ_AS_DEEPSEEK = ("kimi_k2",)
-for _model_type in READ_AS_DEEPSEEK:
-    reader(_model_type)(deepseek_v3)
-
-
-def latent_attention(config: Config) -> Fields:
-    """The attention section of DeepSeek-V3."""
-    rank = config.integer("q_lora_rank", absent=1536)
-    dropout = config.fraction("attention_dropout", 0.0)
-    return {
-        "num_attention_heads": config.required("num_attention_heads"),
-        **({} if rank is None else {"q_lora_rank": rank}),
-        "kv_lora_rank": config.size("kv_lora_rank", 512),
-        "qk_nope_head_dim": config.size("qk_nope_head_dim", 128),
-        "qk_rope_head_dim": config.size("qk_rope_head_dim", 64),
-        "v_head_dim": config.size("v_head_dim", 128),
-        **({} if config.flag("rope_interleave", True) else {"rope_interleave": False}),
-        **({"bias": True} if config.flag("attention_bias", False) else {}),
-        **({"dropout": dropout} if dropout else {}),
-    }
-
-
-def grouped_moe(
-    config: Config,
-    *,
-    experts: int = 256,
-    width: int = 2048,
-    groups: int = 8,
-    chosen_groups: int = 4,
-    normed: bool = True,
-) -> Fields:
-    """The experts of DeepSeek-V3, with defaults for absent fields; its shared experts are one network."""
-    width = config.size("moe_intermediate_size", width)
-    return {
-        "num_experts": config.size("n_routed_experts", config.size("num_local_experts", experts)),
-        "num_experts_per_tok": config.size("num_experts_per_tok", 8),
-        "moe_intermediate_size": width,
-        "router": "sigmoid",
-        "n_group": config.size("n_group", groups),
-        "topk_group": config.size("topk_group", chosen_groups),
-        "norm_topk_prob": config.flag("norm_topk_prob", normed),
-        "fp32_routing_weights": True,
-        "shared_expert_intermediate_size": width * config.size("n_shared_experts", 1),
-    }
-
-
-__all__ = ["deepseek_v3", "gpt_oss", "mixtral", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"]
+__all__ = ["gpt_oss", "mixtral", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"]

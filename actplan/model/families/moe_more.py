@@ -6,18 +6,13 @@ Liger 0.8.5 has no patch function for any of them.
 from __future__ import annotations
 
 from ..reading.hf_config import Config
-from .moe import (
-    grouped_moe,
-    moe,
-    no_router_loss,
-    shared_expert,
-    sparse_layers,
-    with_dense,
-)
+from .moe import moe, no_router_loss, qwen3_moe, shared_expert, sparse_layers
 from .parts import (
+    SOFTMAX_KINDS,
     Fields,
     attention,
     bias_on_all,
+    dense_layers,
     derived_head_dim,
     layer_types,
     layers,
@@ -27,11 +22,10 @@ from .parts import (
     rotary_fraction,
     rotated_part,
     trunk,
+    varied,
     without,
 )
-from .registry import reader
-
-_KINDS = {"full_attention": "full_attention", "sliding_attention": "sliding_attention"}
+from .registry import OtherName, read_as, reader
 
 
 @reader("qwen2_moe")
@@ -43,12 +37,12 @@ def qwen2_moe(config: Config) -> Fields:
     window = config.integer("sliding_window", absent=4096) if config.flag("use_sliding_window", False) else None
     until = config.size("max_window_layers", 28)
     slides = [window is not None and i % 2 == 0 and i < until for i in range(count)]
-    kinds = layer_types(config, count, _KINDS)
+    kinds = layer_types(config, count, SOFTMAX_KINDS)
     kinds = kinds or ["sliding_attention" if sliding else "full_attention" for sliding in slides]
     dense = sparse_layers(config, count)
     return {
         **trunk(config),
-        **with_dense(kinds, dense),
+        **varied(kinds, dense=dense),
         "attention": {
             **attention(config, key_value_heads=16, head_dim=derived_head_dim(config), window=window),
             **({"qkv_bias": True} if config.flag("qkv_bias", True) else {}),
@@ -88,58 +82,125 @@ def olmoe(config: Config) -> Fields:
     }
 
 
-@reader("glm4_moe")
-def glm4_moe(config: Config) -> Fields:
-    """configuration_glm4_moe.py (GLM-4.5): DeepSeek-V3's experts, one dense layer and 128 experts when
-    absent, under grouped queries; half of each head rotated; biases on q, k and v; q and k normed with
-    `use_qk_norm`."""
+@reader("minimax_m2")
+def minimax_m2(config: Config) -> Fields:
+    """configuration_minimax_m2.py: 8 key-value heads of 128, a norm over the whole width of q and of k, 256 experts of
+    `intermediate_size` when absent; `rotary_dim` of each head turns. Its multi-token prediction is not built."""
     no_router_loss(config)
-    count = num_layers(config)
-    first = config.count("first_k_dense_replace") if "first_k_dense_replace" in config.fields else 1
-    dense = [i < first for i in range(count)]
+    without(config, "router_jitter_noise", "noise on the routers' input is not modelled", allowed=0)
+    head_dim = config.size("head_dim", 128)
+    turned = config.get("rotary_dim")
+    fraction = 1.0 if turned is None else config.size("rotary_dim", head_dim) / head_dim
     return {
         **trunk(config),
-        **with_dense(["full_attention"] * count, dense),
-        "rope": rotated_part(rotary_fraction(config, 0.5)),
+        **layers(["full_attention"] * num_layers(config)),
+        "rope": rotated_part(rotary_fraction(config, fraction)),
         "attention": {
-            **attention(config, key_value_heads=8, head_dim=derived_head_dim(config)),
-            **({"qkv_bias": True} if config.flag("attention_bias", False) else {}),
-            **({"qk_norm": True} if config.flag("use_qk_norm", False) else {}),
-        },
-        "moe": grouped_moe(config, experts=128, width=1408, groups=1, chosen_groups=1),
-        **({"mlp": mlp(config)} if any(dense) else {}),
-        "liger": [],
-    }
-
-
-@reader("dots1")
-def dots1(config: Config) -> Fields:
-    """configuration_dots1.py: DeepSeek-V3's experts under Qwen3's attention; layers from `max_window_layers`
-    (62) on slide. The number of experts has no default."""
-    no_router_loss(config)
-    count = num_layers(config)
-    window = config.integer("sliding_window", absent=4096)
-    until = config.size("max_window_layers", 62)
-    kinds = layer_types(config, count, _KINDS)
-    kinds = kinds or ["sliding_attention" if window and i >= until else "full_attention" for i in range(count)]
-    dense = [i < config.count("first_k_dense_replace") for i in range(count)]
-    experts, chosen = config.required("n_routed_experts"), config.required("num_experts_per_tok")
-    used = window if "sliding_attention" in kinds else None
-    return {
-        **trunk(config),
-        **with_dense(kinds, dense),
-        "attention": {
-            **attention(config, key_value_heads=32, head_dim=derived_head_dim(config), window=used),
-            **bias_on_all(config),
+            **attention(config, key_value_heads=8, head_dim=head_dim),
             "qk_norm": True,
+            "qk_norm_on": "projection",
         },
         "moe": {
-            **grouped_moe(config, experts=experts, width=1408, groups=1, chosen_groups=1, normed=False),
-            "num_experts_per_tok": chosen,
+            **moe(config, experts=256, chosen=8, width=config.size("intermediate_size", 1536)),
+            "moe_intermediate_size": config.required("intermediate_size"),
+            "router": "sigmoid_bias",
+            "fp32_routing_weights": True,
+        },
+        "liger": [],
+    }
+
+
+@reader("hy_v3")
+def hy_v3(config: Config) -> Fields:
+    """configuration_hy_v3.py (Hunyuan 3): Qwen 3's attention with the norms behind the transpose, one dense layer, 192
+    experts and a shared one that are added in fp32 when absent."""
+    no_router_loss(config)
+    count = num_layers(config)
+    dense = dense_layers(config, count, [i < 1 for i in range(count)])
+    experts = moe(config, experts=192, chosen=8, width=1536)
+    return {
+        **trunk(config),
+        **varied(["full_attention"] * count, dense=dense),
+        "attention": {
+            **attention(config, key_value_heads=8, head_dim=config.size("head_dim", 128)),
+            **bias_on_all(config),
+            "qk_norm": True,
+            "qk_norm_on": "transposed_heads",
+        },
+        "moe": {
+            **experts,
+            "router": "sigmoid_flat",
+            "fp32_routing_weights": True,
+            "block": "last_flat",
+            "fp32_combine": config.flag("enable_moe_fp32_combine", True),
+            "shared_expert_intermediate_size": config.size("moe_intermediate_size", 1536)
+            * config.size("num_shared_experts", 1),
+        },
+        **({"mlp": mlp(config, bias=config.flag("mlp_bias", False))} if any(dense) else {}),
+        "liger": [],
+    }
+
+
+@reader("ernie4_5_moe")
+def ernie4_5_moe(config: Config) -> Fields:
+    """configuration_ernie4_5_moe.py: ERNIE 4.5's attention, 64 experts from the second layer on (`moe_layer_…`) and two
+    shared ones when absent; `use_bias` everywhere but in the experts."""
+    no_router_loss(config)
+    config = config.renamed({"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"})
+    count, bias = num_layers(config), config.flag("use_bias", False)
+    first = config.count("moe_layer_start_index") if "moe_layer_start_index" in config.fields else 1
+    last = config.get("moe_layer_end_index")
+    until = count - 1 if last in (None, -1) else config.count("moe_layer_end_index")
+    step = config.size("moe_layer_interval", 1)
+    dense = [(i + 1) % step != 0 or not first <= i <= until for i in range(count)]
+    shared = config.count("moe_num_shared_experts") if "moe_num_shared_experts" in config.fields else 2
+    if bias:
+        without(config, "use_bias", "biases in the shared experts are not modelled", allowed=False)
+    width = config.size("moe_intermediate_size", 1536)
+    return {
+        **trunk(config, tied=True),
+        **varied(["full_attention"] * count, dense=dense),
+        "rope": {"style": "interleaved_fp32_tables"},
+        "attention": attention(config, key_value_heads=4, head_dim=derived_head_dim(config)),
+        "moe": {
+            **moe(config, experts=64, chosen=6, width=1536),
+            "router": "softmax_bias",
+            **({"shared_expert_intermediate_size": shared * width} if shared else {}),
         },
         **({"mlp": mlp(config)} if any(dense) else {}),
         "liger": [],
     }
 
 
-__all__ = ["dots1", "glm4_moe", "olmoe", "qwen2_moe"]
+read_as(
+    {
+        "mellum": OtherName(
+            qwen3_moe,
+            {"num_local_experts": "num_experts"},
+            {"head_dim": 128, "num_experts": 64, "moe_intermediate_size": 896, "norm_topk_prob": True},
+        ),
+    }
+)
+
+
+@reader("qwen3_vl_moe_text")
+def qwen3_vl_moe_text(config: Config) -> Fields:
+    """configuration_qwen3_vl_moe.py, Qwen3VLMoeTextConfig: Qwen3-VL's attention, 60 experts of which a token takes 4,
+    16 key-value heads of hidden_size / heads and tied embeddings when absent; routing weights are always divided by
+    their sum."""
+    no_router_loss(config)
+    count = num_layers(config)
+    dense = sparse_layers(config, count)
+    heads = {"key_value_heads": 16, "head_dim": derived_head_dim(config)}
+    return {
+        **trunk(config, tied=True),
+        **varied(["full_attention"] * count, dense=dense),
+        "rope": {"type": "mrope"},
+        "attention": {**attention(config, **heads), **bias_on_all(config), "qk_norm": True},
+        "moe": moe(config, experts=60, chosen=4, width=1408),
+        **({"mlp": mlp(config)} if any(dense) else {}),
+        "liger": ["rms_norm", "rope", "experts"],
+    }
+
+
+__all__ = ["ernie4_5_moe", "hy_v3", "minimax_m2", "olmoe", "qwen2_moe", "qwen3_vl_moe_text"]

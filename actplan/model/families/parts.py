@@ -12,7 +12,8 @@ from ..reading.hf_config import Config
 from ..reading.pattern import MAX_LAYERS, format_pattern
 
 Fields = dict[str, object]
-NO_ROPE = "_no_rope"
+NO_ROPE, DENSE = "_no_rope", "_dense"
+SOFTMAX_KINDS = {"full_attention": "full_attention", "sliding_attention": "sliding_attention"}
 
 
 def trunk(config: Config, *, tied: bool = False) -> Fields:
@@ -222,3 +223,32 @@ def kinds_without_rope(kinds: Sequence[str]) -> Fields:
     if not used:
         return {}
     return {"kinds": {k: {"mixer": k.removesuffix(NO_ROPE), "attention": {"rope": False}} for k in used}}
+
+
+def varied(mixers: Sequence[str], *, dense: Sequence[bool] = (), ropeless: Sequence[bool] = ()) -> Fields:
+    """The layers, those without positions and those with a plain feed-forward network in place of experts as kinds of
+    their own."""
+    names, kinds = [], {}
+    for i, mixer in enumerate(mixers):
+        own: Fields = {}
+        name = mixer
+        if ropeless and ropeless[i]:
+            name, own = name + NO_ROPE, {"attention": {"rope": False}}
+        if dense and dense[i]:
+            name, own = name + DENSE, {"feed_forward": "mlp", **own}
+        names.append(name)
+        if own:
+            kinds[name] = {"mixer": mixer, **own}
+    return {**layers(names), **({"kinds": dict(sorted(kinds.items()))} if kinds else {})}
+
+
+def dense_layers(config: Config, count: int, default: Sequence[bool]) -> list[bool]:
+    """`mlp_layer_types`: which layers have a plain feed-forward network; `default` when absent."""
+    given = config.items("mlp_layer_types", count)
+    if given is None:
+        return list(default)
+    for i, word in enumerate(given):
+        if word not in ("dense", "sparse"):
+            where = config.path(f"mlp_layer_types[{i}]")
+            raise InputError(f"{shown(word)} is neither", where=where, choices=("dense", "sparse"))
+    return [word == "dense" for word in given]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...basics.errors import InputError
-from ..families import READERS
+from ..families import READERS, WRAPPERS, fields_of, is_readable
 from .document import DOCUMENT_KEYS, Document
 from .fields import mapping, shown
 from .hf_config import Config
@@ -29,7 +29,7 @@ TOWERS = frozenset({"vit", "clip", "siglip", "siglip2", "dinov2", "swin", "wav2v
 
 def supported_model_types() -> list[str]:
     """The values of `model_type` that can be read."""
-    return sorted(READERS)
+    return sorted({*READERS, *WRAPPERS})
 
 
 def document_of_config(value: object, *, name: str, source: str, settings: Sequence[Setting] = ()) -> Document:
@@ -42,11 +42,11 @@ def document_of_config(value: object, *, name: str, source: str, settings: Seque
     fields = mapping(value, "") if isinstance(value, dict) else None
     if fields is None:
         raise InputError(f"holds a {_json_type(value)}, not a configuration", allowed="a JSON object with model_type")
-    model_type = _model_type(fields, source)
+    _check_model_type(fields, source)
     early = [setting for setting in settings if _config_key(setting, fields) is not None]
     changed = _with_settings(fields, early)
     config = Config(changed)
-    document = Document({"name": name, **READERS[model_type](config), **quantization(changed)}, source)
+    document = Document({"name": name, **fields_of(config), **quantization(changed)}, source)
     config.read.add(QUANTIZATION)
     for setting in settings:
         if setting not in early or _config_key(setting, fields) not in config.read:
@@ -67,20 +67,31 @@ def _json_type(value: object) -> str:
     return {list: "list", str: "string", type(None): "null", bool: "boolean"}.get(type(value), "number")
 
 
-def _model_type(fields: dict[str, object], source: str) -> str:
+def _check_model_type(fields: dict[str, object], source: str) -> None:
+    if is_readable(fields):
+        return
     model_type = fields.get("model_type")
-    if isinstance(model_type, str) and model_type in READERS:
-        return model_type
+    known = f"one of the {len(READERS)} that are read, such as llama, qwen3 or deepseek_v3"
     if model_type is None:
-        raise InputError("missing", where="model_type", choices=supported_model_types())
-    got = model_type[:64] if isinstance(model_type, str) else None
+        raise InputError("missing", where="model_type", allowed=known)
+    same = _spelled_alike(str(model_type))
+    suggestion = f"did you mean {same!r}? " if same else ""
     raise InputError(
         f"{shown(model_type)} is not supported",
         where="model_type",
-        choices=supported_model_types(),
-        got=got,
-        hint=f"{_kind_hint(fields)}{_text_hint(fields)}`actplan trace --model {source}` measures any model by PyTorch",
+        allowed=known,
+        hint=f"{suggestion}{_kind_hint(fields)}`actplan trace --model {source}` measures any model by PyTorch",
     )
+
+
+def _spelled_alike(model_type: str) -> str | None:
+    """The model type of the same letters and digits. A name that only resembles another is another architecture."""
+    plain = _plain(model_type)
+    return next((name for name in supported_model_types() if _plain(name) == plain), None)
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def _kind_hint(fields: dict[str, object]) -> str:
@@ -95,14 +106,6 @@ def _kind_hint(fields: dict[str, object]) -> str:
     else:
         return ""
     return f"decoders of text are planned; {what}: "
-
-
-def _text_hint(fields: dict[str, object]) -> str:
-    text = fields.get("text_config")
-    inner = text.get("model_type") if isinstance(text, dict) else None
-    if isinstance(inner, str) and inner in READERS:
-        return f"its text_config is a {inner}: save that section as a config.json to plan the text model; "
-    return ""
 
 
 def _config_key(setting: Setting, fields: dict[str, object]) -> str | None:

@@ -127,9 +127,9 @@ def _paths(top: Sequence[str]) -> list[str]:
 
 def _nested() -> dict[str, type]:
     """Fields of the document that are mappings themselves."""
-    from .. import Embedding, Head, Mtp, Residual, Rope
+    from .. import Embedding, Head, Inputs, Mtp, Residual, Rope
 
-    return {"rope": Rope, "residual": Residual, "embedding": Embedding, "head": Head, "mtp": Mtp}
+    return {"rope": Rope, "residual": Residual, "embedding": Embedding, "inputs": Inputs, "head": Head, "mtp": Mtp}
 
 
 def _is_known(keys: tuple[str, ...], top: Sequence[str]) -> bool:

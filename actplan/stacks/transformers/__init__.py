@@ -11,7 +11,7 @@ from ...training.policies import Policy, Segment
 from ..walking import NOTHING_KEPT, Keeps, Walk
 from . import model as layers
 from . import prediction
-from .names import VIEWED_IDS, outside_parts
+from .names import outside_parts
 from .training import role
 
 
@@ -54,7 +54,7 @@ class Transformers:
 
     def counts_token_ids(self, model: Model) -> bool:
         """Tell whether the model's forward makes a view of the token ids."""
-        return model.naming in VIEWED_IDS
+        return model.inputs.viewed_ids
 
     def outside_part(self, model: Model, module: str) -> str:
         """Return the part of the report by the module's name."""

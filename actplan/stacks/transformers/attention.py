@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...autograd import Tensor
+from ...basics.units import FP32
 from ...model import Attention, NormType
-from ...ops.elementwise import mul, mul_scalar, sigmoid
+from ...ops.elementwise import mul, mul_scalar, sigmoid, to
 from ...ops.rope import Tables
 from ...ops.views import contiguous, reshape, split, transpose, view
 from .norm import norm
@@ -23,6 +24,11 @@ def attention(
     if spec.rope and tables is not None:
         rotate = m.kernels.rotate if tables[0].shape[-1] == spec.head_dim else m.kernels.rotate_part
         query, key, *_held = rotate(query, key, tables)
+    if spec.qk_norm and spec.qk_norm_on == "turned_heads":
+        query = m.call("q_norm", norm, query, norm_type)
+        key = m.call("k_norm", norm, key, norm_type)
+    if spec.positioned_query:
+        query = mul(query, _by_position(m, x, query))
     if spec.sinks:
         sinks = m.parameter("sinks", query.shape[1])
         output, weights = m.attend(m.kernels.sink_attention, query, key, value, mask, sinks, spec.dropout)
@@ -33,6 +39,13 @@ def attention(
         output = mul(output, sigmoid(gate))
     output = m.call("o_proj", row, output, x.shape[-1], spec.out_bias)
     return output, weights
+
+
+def _by_position(m: Scope, x: Tensor, query: Tensor) -> Tensor:
+    """`get_llama_4_attn_scale` (models/ministral3/modeling_ministral3.py): a number for each position, from the
+    position ids, [1, 1, T, 1] in the queries' type."""
+    numbers = m.tape.empty((1, 1, x.shape[1], 1), FP32, "log")
+    return to(numbers, query.dtype)
 
 
 def key_value_heads(m: Scope, spec: Attention) -> int:

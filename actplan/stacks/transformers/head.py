@@ -13,7 +13,6 @@ from ...ops.rope import Tables
 from ...ops.views import contiguous, narrow, reshape, view
 from ...training import Run
 from .losses import Ending
-from .names import ALWAYS_MASKED
 from .scope import FROZEN_ORIGINAL, TRAINED_COPY, Scope, enter, leave
 
 
@@ -115,6 +114,8 @@ def shifted_labels(m: Scope, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def scores(m: Scope, hidden: Tensor, model: Model, own: str | None = None) -> Tensor:
     """The logits as the model returns them: projected, scaled and capped, [B, T, vocabulary]."""
+    if model.head.scaled_input:
+        hidden = mul_scalar(hidden)
     made = m.call("lm_head", logits, to(hidden, m.dtype), model, own)
     if model.head.fp32:
         made = to(made, FP32)
@@ -169,7 +170,7 @@ def is_masked(model: Model, run: Run) -> bool:
     (masking_utils.py, _ignore_causal_mask_sdpa), or the model always asks for one."""
     return (
         run.padding_mask
-        or model.naming in ALWAYS_MASKED
+        or model.inputs.always_masked
         or any(
             isinstance(layer.mixer, Attention)
             and layer.mixer.sliding_window is not None

@@ -18,13 +18,12 @@ from ...model import (
     Model,
 )
 from ...ops import embedding as ops
-from ...ops.elementwise import add, mul_scalar
+from ...ops.elementwise import add, mul, mul_scalar
 from ...ops.rope import Tables
 from ...ops.views import unsqueeze
 from ...training import Run
 from . import head
 from .block import drop
-from .names import ALWAYS_MASKED, REPLACED_EMBEDDING, VIEWED_PADDING
 from .scope import Scope
 
 Window = int | None
@@ -100,7 +99,7 @@ def _windows(model: Model) -> list[Window]:
 def padding(m: Scope, model: Model, run: Run) -> Tensor | None:
     """The batch's mask of padding, where recurrent mixers multiply by it (create_recurrent_attention_mask)."""
     recurs = any(isinstance(part, (GatedDeltaNet, Mamba2)) for x in model.layers for part in (x.mixer, x.beside))
-    if not run.padding_mask or not (recurs or model.naming in VIEWED_PADDING):
+    if not run.padding_mask or not (recurs or model.inputs.viewed_padding):
         return None
     mask = m.tape.empty((run.micro_batch_size, run.local_length), INT64, "view")
     mask.storage.owner = "input:mask"
@@ -112,7 +111,7 @@ def _mask(m: Scope, model: Model, run: Run, window: Window) -> Tensor | None:
     """Transformers' rule (masking_utils.py): eager attention always has a mask; sdpa where a window is no longer than
     the sequence (_ignore_causal_mask_sdpa) or the batch has padding; flash the rows that are no padding, where some
     are (flash_attention_mask)."""
-    needed = model.naming in ALWAYS_MASKED or (window is not None and window <= run.sequence_length)
+    needed = model.inputs.always_masked or (window is not None and window <= run.sequence_length)
     if run.attention == "eager":
         mask = head.eager_mask(m, run)
     elif run.attention == "flex":
@@ -139,7 +138,7 @@ def _tables(m: Scope, model: Model, run: Run) -> dict[bool, Tables]:
     if dim is None:
         return {}
     batch = run.micro_batch_size if model.rope.type == "mrope" else 1
-    dtype = FP32 if model.rope.style == "half_fp32" else run.residual_dtype
+    dtype = FP32 if model.rope.style in ("half_fp32", "interleaved_fp32_tables") else run.residual_dtype
     kinds = {model.rope.local and _window(layer) is not None for layer in model.layers if _attends(layer)}
     made = {}
     for local in sorted(kinds or {False}):
@@ -157,16 +156,18 @@ def _tables(m: Scope, model: Model, run: Run) -> dict[bool, Tables]:
 def embed(m: Scope, ids: Tensor, model: Model) -> Tensor:
     """Embedded tokens [B, T, hidden]."""
     hidden = m.call("embed_tokens", _embed_tokens, ids, model)
-    if model.naming in REPLACED_EMBEDDING:
+    if model.embedding.replaced:
         hidden = _dropped(m, hidden, model)
     return mul_scalar(hidden) if model.embedding.scaled == "model" else hidden
 
 
 def _embed_tokens(m: Scope, ids: Tensor, model: Model) -> Tensor:
     hidden = head.embed(m, ids, model.vocab_size, model.hidden_size)
-    if model.embedding.scaled != "module":
+    if not model.embedding.scaled.startswith("module"):
         return hidden
     m.tape.buffer("embed_scale", 1, FP32)
+    if model.embedding.scaled == "module_integer":
+        return mul(hidden, m.tape.empty((), hidden.dtype, "_to_copy"))
     return mul_scalar(hidden)
 
 
@@ -209,7 +210,7 @@ def _embed_positions(m: Scope, ids: Tensor, model: Model) -> Tensor:
 def with_positions(m: Scope, inputs_embeds: Tensor, position_embeds: Tensor | None, model: Model) -> Tensor:
     """The first layer's input: tokens and positions, dropped out."""
     hidden = inputs_embeds if position_embeds is None else add(inputs_embeds, position_embeds)
-    return hidden if model.naming in REPLACED_EMBEDDING else _dropped(m, hidden, model)
+    return hidden if model.embedding.replaced else _dropped(m, hidden, model)
 
 
 def _dropped(m: Scope, hidden: Tensor, model: Model) -> Tensor:

@@ -146,7 +146,9 @@ def _rotations(model: Model) -> dict[str, Any]:
         "half_part": rope.rotate_part,
         "half_held": rope.rotate_part_held,
         "interleaved": rope.rotate_pairs_part,
+        "interleaved_whole": rope.rotate_pairs_whole,
         "interleaved_fp32": rope.rotate_pairs_fp32,
+        "interleaved_fp32_tables": rope.rotate_pairs_fp32_tables,
     }
     if style == "half_tables":
         from ...ops.rope_pairs import rotate_halves

@@ -21,6 +21,11 @@ def mlp(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
 
 def activate(m: Scope, x: Tensor, spec: Mlp) -> Tensor:
     """The activation as a module."""
+    if spec.activation == "xielu":
+        from ...ops.xielu import xielu
+
+        alphas = (m.parameter(name, 1) for name in ("alpha_p", "alpha_n"))
+        return xielu(x, *alphas, *(m.tape.constant(name, (), m.dtype) for name in ("beta", "eps")))
     return ACTIVATIONS[spec.activation](x)
 
 

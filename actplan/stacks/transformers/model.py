@@ -23,7 +23,7 @@ from . import head, inputs, losses, prediction
 from .block import decoder_layer
 from .inputs import Shared
 from .kernels import kernels
-from .names import NO_POSITION_IDS, POSITIONAL_MASK, VIEWED_IDS, names_of
+from .names import names_of
 from .norm import norm
 from .scope import Scope
 from .training import check_scaled, expert_weight, projection, trains
@@ -153,7 +153,7 @@ def _language_model(
     The hidden states that go into the losses, and those at early exits.
     """
     stepper.begin(0)
-    if model.naming in VIEWED_IDS:
+    if model.inputs.viewed_ids:
         m.tape.viewed.append(m.tape.empty(ids.shape, ids.dtype, "view"))
     m.padding = inputs.padding(m, model, run)
     inputs_embeds = inputs.embed(m, ids, model)
@@ -164,7 +164,7 @@ def _language_model(
     shared = inputs.shared(m, model, run)
     hidden = inputs.with_positions(m, inputs_embeds, position_embeds, model)
     stepper.end(0)
-    m.positions = None if model.naming in NO_POSITION_IDS else positions.ids
+    m.positions = positions.ids if model.inputs.position_ids else None
 
     # a checkpointed layer's arguments stay alive with its graph: position ids too, which no kernel reads
     def run_layers(first: int, given: Shared, held: Tensor | None, hidden: Tensor, *masks: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _language_model(
     for first, last, checkpointed in units(model.num_layers, uncrossed(segments, exits)):
         if checkpointed:
             given = shared.of(model.layers[first : last + 1])
-            positional = given.masks.values() if model.naming in POSITIONAL_MASK else ()
+            positional = given.masks.values() if model.inputs.positional_mask else ()
             stepper.captured(first, given.sizes(), m.positions)
             run_segment = partial(run_layers, first, given, m.positions)
             keep = keeps.get(first, frozenset())

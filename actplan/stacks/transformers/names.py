@@ -144,6 +144,19 @@ _NAMES["granitemoehybrid"] = {
 }
 
 
+_NAMES["seed_oss"] = {**_SHARED, "self_attn.dropout": "", "mlp.dropout": ""}
+
+
+_NAMES["hunyuan"] = {**_SHARED, "q_norm": "query_layernorm", "k_norm": "key_layernorm"}
+
+
+_NAMES["apertus"] = {
+    **_SHARED,
+    "input_layernorm": "attention_layernorm",
+    "post_attention_layernorm": "feedforward_layernorm",
+}
+
+
 def names_of(naming: Naming) -> Mapping[str, str]:
     """Llama's name of a module -> this model's, where it has another."""
     return MappingProxyType(_NAMES[naming])
@@ -153,17 +166,3 @@ def outside_parts(naming: Naming) -> dict[str, str]:
     """Modules after the layers -> the part of the report they belong to."""
     names = _NAMES[naming]
     return {f"{names.get('model', 'model')}.{names.get('norm', 'norm')}": "final_norm", "lm_head": "head"}
-
-
-ALWAYS_MASKED = frozenset({"falcon"})
-"""Models that ask for a mask also where sdpa would do without (`allow_is_causal_skip=False`)."""
-REPLACED_EMBEDDING = frozenset({"phi"})
-"""Models whose forward gives the dropped-out embedding the embedding's own name, so that the latter goes."""
-POSITIONAL_MASK = frozenset({"gpt2"})
-"""Models that hand their layers the mask as a positional argument: a checkpoint keeps it with its inputs."""
-VIEWED_IDS = frozenset({"gpt2", "opt"})
-"""Models whose forward makes a view of the token ids, and so hands their storage out of an op: counted from there."""
-VIEWED_PADDING = frozenset({"gpt2"})
-"""The same of a mask of padding; models with recurrent mixers make one too (create_recurrent_attention_mask)."""
-NO_POSITION_IDS = frozenset({"granitemoehybrid"})
-"""Models that do not hand position ids to their layers: a checkpoint does not keep them alive."""
