@@ -85,13 +85,17 @@ def _check_model_type(fields: dict[str, object], source: str) -> None:
 
 
 def _spelled_alike(model_type: str) -> str | None:
-    """The model type of the same letters and digits. A name that only resembles another is another architecture."""
+    """The model type of the same letters and digits, a letter written once or twice. A name that resembles another in
+    any other way is another architecture (gptj is no gpt2)."""
     plain = _plain(model_type)
     return next((name for name in supported_model_types() if _plain(name) == plain), None)
 
 
 def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    written = [letter for letter in name.lower() if letter.isalnum()]
+    return "".join(
+        letter for letter, before in zip(written, ["", *written], strict=False) if letter.isdigit() or letter != before
+    )
 
 
 def _kind_hint(fields: dict[str, object]) -> str:
