@@ -35,8 +35,8 @@ class _Dropped:
 class _Frame:
     """One checkpointed part: what to run again, on which inputs, and what the replay has rebuilt."""
 
-    def __init__(self, tape: Tape, run: Callable[..., Any], keep: frozenset[str]) -> None:
-        self.tape, self.run = tape, run
+    def __init__(self, tape: Tape, run: Callable[..., Any], keep: frozenset[str], early_stop: bool) -> None:
+        self.tape, self.run, self.early_stop = tape, run, early_stop
         self.selection: Selection[Kept] | None = Selection(keep) if keep else None
         self.path, self.stage = tape.path, tape.stage
         self.ordinal = tape.checkpoints
@@ -80,19 +80,27 @@ class _Rebuild:
         if frame.holders[number]() is not None:
             tensor.storage.keep()
             frame.rebuilt[number] = tensor.alias()
-        if frame.replayed == len(frame.holders):
+        if frame.replayed == len(frame.holders) and frame.early_stop:
             raise _StopReplayError
         # the replay's own graph holds what it saves, as long as it lives (_recomputation_hook)
         return Kept(tensor.alias())
 
 
-def checkpoint(tape: Tape, run: Callable[..., R], *inputs: Tensor, name: str, keep: frozenset[str] = frozenset()) -> R:
+def checkpoint(
+    tape: Tape,
+    run: Callable[..., R],
+    *inputs: Tensor,
+    name: str,
+    keep: frozenset[str] = frozenset(),
+    early_stop: bool = True,
+) -> R:
     """Run `run(*inputs)` keeping nothing but the inputs until its backward, and the outputs that `keep` selects
-    (`selection.Selection`); `name` is the first module's, empty for the module that is running.
+    (`selection.Selection`); `name` is the first module's, empty for the module that is running. Without `early_stop`
+    the replay runs to the part's end.
 
     Whatever else `run` closes over (rope tables, masks) stays alive with the graph, but is not saved.
     """
-    frame = _Frame(tape, run, keep)
+    frame = _Frame(tape, run, keep, early_stop)
     tape.path = f"{frame.path}.{name}" if name else frame.path
     for tensor in inputs:
         handle = tape.pack_outside(tensor, "checkpoint", "the input of a checkpointed segment, to run it again")

@@ -33,6 +33,7 @@ class DType(msgspec.Struct, frozen=True):
 BF16 = DType("bfloat16", "bf16", 2)
 FP16 = DType("float16", "fp16", 2)
 FP32 = DType("float32", "fp32", 4)
+COMPLEX64 = DType("complex64", "complex64", 8)
 INT64 = DType("int64", "int64", 8, False)
 UINT64 = DType("uint64", "uint64", 8, False)
 INT32 = DType("int32", "int32", 4, False)

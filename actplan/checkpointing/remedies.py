@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ..basics.errors import InputError
 from ..model import GatedDeltaNet
 from ..report import PlanRemedy
-from ..training import FUSED, Run
+from ..training import Run
 from .candidates import Candidates, candidates
 from .segmented import subject
 from .solvers import solve_nested
@@ -64,7 +64,7 @@ def _free(about: Candidates) -> Iterator[tuple[str, str, dict[str, object]]]:
     """Changes of kernels, which compute the same."""
     run, model = about.subject.run, about.subject.model
     if run.loss_kind.logits_sized:
-        yield "a fused loss", f"--loss {FUSED}", {"loss": FUSED}
+        yield "a fused loss", f"--loss {run.fused_loss}", {"loss": run.fused_loss}
     if run.kernels == "hf" and model.liger:
         yield "Liger's kernels", "--kernels liger", {"kernels": "liger"}
     if run.attention == "eager":

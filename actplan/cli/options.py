@@ -102,6 +102,10 @@ class RunOptions:
             "Transformers' Trainer does not.",
         ),
     ] = False
+    hold_logits_in_step: Annotated[
+        bool,
+        Option("--hold-logits-in-step", help="The same of a step that is a function of its own, until it returns."),
+    ] = False
     padding: Annotated[
         bool, Option("--padding", help="The batch has padding: attention gets a mask for each sequence.")
     ] = False
@@ -249,6 +253,8 @@ class RunOptions:
             chosen = {**chosen, "attention": self._attention(model, chosen)}
         elif model is not None and _refuses_sdpa(model, chosen):
             raise InputError("Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash")
+        if self.hold_logits and self.hold_logits_in_step:
+            raise InputError("says otherwise than --hold-logits", where="--hold-logits-in-step", allowed="one of them")
         degrees = {name: chosen[f"mesh.{name}"] for name in Mesh.__struct_fields__ if f"mesh.{name}" in chosen}
         plain = {name: value for name, value in chosen.items() if "." not in name}
         mesh = Mesh(**degrees, sp=self.sp)  # type: ignore[arg-type]
@@ -257,7 +263,8 @@ class RunOptions:
             mesh=mesh,
             stack_options=self._stack_options(),
             mtp=self.mtp,
-            hold_logits=self.hold_logits,
+            hold_logits=self.hold_logits or self.hold_logits_in_step,
+            logits_outlive_step=not self.hold_logits_in_step,
             loss_chunks=self._loss_chunks(),
             padding_mask=self.padding,
             adapters=self._adapters(),

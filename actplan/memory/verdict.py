@@ -14,7 +14,7 @@ from ..basics.errors import InputError
 from ..checkpointing.segmented import subject
 from ..model import Model, Moe
 from ..report import Band, Budget, Fit, PhaseBytes, Remedy
-from ..training import FUSED, Run
+from ..training import Run
 from ..training.optimizers import OPTIMIZERS
 from ..training.policies import EveryLayer, Modules, NoCheckpoint
 from ..training.recipe_run import under
@@ -192,7 +192,7 @@ def _tried(about: Plannable, change: Change, run: Run, job: Job, target: Target)
 def changes(model: Model, run: Run, job: Job) -> Iterator[Change]:
     """What is worth trying on a known model, the cheapest first."""
     if run.loss_kind.logits_sized:
-        yield _run(f"a fused loss (--loss {FUSED})", "none: the same loss, in chunks", loss=FUSED)
+        yield _run(f"a fused loss (--loss {run.fused_loss})", "none: the same loss, in chunks", loss=run.fused_loss)
     if run.attention == "eager":
         yield _run("--attention flash", "none: the same attention, without T × T", attention="flash")
     if run.kernels == "hf" and model.liger:

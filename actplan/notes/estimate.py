@@ -15,7 +15,7 @@ from ..checkpointing.table import Table
 from ..model import Attention, GatedDeltaNet, LatentAttention, Model
 from ..report import Note
 from ..stacks.transformers.head import is_masked
-from ..training import FUSED, Run
+from ..training import Run
 from ..training.policies import Blocks, EveryLayer, NoCheckpoint, Sqrt
 
 
@@ -72,12 +72,12 @@ def _loss(model: Model, run: Run) -> Said:
     chosen = segmented(model, run, policy)
     if chosen.evaluation.backward_stage != model.num_layers + 1:
         return
-    fused = segmented(model, replace(run, loss=FUSED), policy)
+    fused = segmented(model, replace(run, loss=run.fused_loss), policy)
     more = f" in {run.dtype}, {kind.copies}" if kind.copies else f" ({kind.what})"
     yield (
         "loss-decides",
         f"with checkpoint {policy} the loss decides the peak of {format_gib(chosen.peak_bytes)} GiB: logits of "
-        f"{run.tokens:,} tokens × {model.vocab_size:,} words{more}; a fused loss (--loss {FUSED}) makes it "
+        f"{run.tokens:,} tokens × {model.vocab_size:,} words{more}; a fused loss (--loss {run.fused_loss}) makes it "
         f"{format_gib(fused.peak_bytes)} GiB",
     )
 

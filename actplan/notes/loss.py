@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..basics.units import FP32, DType
-from ..training import FUSED
 from .facts import Facts, Said, gib
 
 LARGE_SHARE = 0.2
@@ -33,13 +32,13 @@ def _share(facts: Facts) -> Said:
     share = phase.loss_bytes / facts.found.total_bytes
     if share < LARGE_SHARE:
         return
-    fused = facts.with_run(loss=FUSED)
+    fused = facts.with_run(loss=facts.run.fused_loss)
     where = "forward" if phase.phase == "forward_loss" else "backward"
     yield (
         "logits-share",
         f"logits and their copies are {share:.0%} of the peak: {gib(phase.loss_bytes)} in the {where} for "
         f"{facts.run.tokens:,} tokens × {facts.model.vocab_size:,} words, whatever the size of the model; a fused loss "
-        f"(--loss {FUSED}) makes the peak {gib(fused)} instead of {gib(facts.found.total_bytes)}",
+        f"(--loss {facts.run.fused_loss}) makes the peak {gib(fused)} instead of {gib(facts.found.total_bytes)}",
     )
 
 
@@ -70,7 +69,7 @@ def _copies(facts: Facts) -> Said:
         f"{', '.join(copies)}{beside}. Their type is a choice: {made} {follows}, "
         f"head.fp32 makes them fp32 at once. Chunking the loss behind the head lowers none of the logits "
         f"themselves: only a loss fused with the projection, or a head that itself runs in chunks, does "
-        f"(--loss {FUSED})",
+        f"(--loss {run.fused_loss})",
     )
 
 

@@ -101,6 +101,19 @@ def flex_attention(
     return contiguous(transpose(out, 1, 2)), rows
 
 
+def wrapped_flex_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """flex_attention compiled as a region that the dispatcher sees (`wrap_inductor_compiled_regions`): selective
+    checkpointing can keep what it makes. Heads are grouped in the kernel, and the caller holds the block mask
+    (torchtitan 0.3.0, models/common/attention.py, FlexAttention). Heads first in and out."""
+    shape, strides = _like_queries(query, value)
+    output = partial(query.tape.output, family="attention")
+    out = output(shape, query.dtype, "flex_attention", flops=_flops(query, key, value), strides=strides)
+    lse = output(shape[:3], FP32, "logsumexp", flops=0)
+    saves = [(query, QUERIES), (key, KEYS), (value, VALUES), (out, OUTPUT), (lse, ROWS)]
+    custom("FlexAttentionBackward", _flex_backward, (query, key, value), saves, [out])
+    return out
+
+
 def _flex_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     """torch/_inductor/kernel/flex/flex_attention.py, flex_attention_backward: row sums in fp32, then each gradient at
     its own size and in its own layout, those of grouped keys and values summed in the kernel."""
@@ -118,4 +131,4 @@ def block_mask(tape: Tape, batch: int, length: int) -> Tensor:
     return tape.empty((batch, 4, blocks, blocks + 1), INT32, "block_mask")
 
 
-__all__ = ["block_mask", "cudnn_attention", "flex_attention"]
+__all__ = ["block_mask", "cudnn_attention", "flex_attention", "wrapped_flex_attention"]

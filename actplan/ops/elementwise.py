@@ -196,6 +196,27 @@ def silu(x: Tensor) -> Tensor:
     return attach(like(x, "silu"), node)
 
 
+def _composite_silu_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
+    """grad * (s * (1 + x * (1 - s))) of s = sigmoid(x), each step a tensor (ATen/native/Activation.cpp,
+    math_silu_backward)."""
+    x = node.unpack(0)
+    s = like(x, "sigmoid")
+    rest = like(x, "rsub")
+    scaled = raw_binary(x, rest, "mul")
+    one = like(scaled, "add")
+    inner = raw_binary(s, one, "mul")
+    out = raw_binary(grads[0], inner, "mul")
+    del rest, scaled, one, inner
+    return (out,)
+
+
+def composite_silu(x: Tensor) -> Tensor:
+    """`F.silu(x)` where no kernel of its own runs its backward: on a device that PyTorch was built without."""
+    node = x.tape.node("SiluBackward0", _composite_silu_backward, (x,))
+    x.tape.save(node, x, "the input of SiLU")
+    return attach(like(x, "silu"), node)
+
+
 def softplus(x: Tensor) -> Tensor:
     """`F.softplus(x)`: saves its input."""
     x = widen(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..autograd.graph import Node, Tensor
 from ..basics.units import FP32
 from .elementwise import add_scalar, mean_last, mul, rsqrt, square, to
-from .function import custom, new, raw_contiguous
+from .function import custom, empty_like, new, raw_contiguous
 from .views import raw_reshape
 
 
@@ -75,6 +75,25 @@ def liger_rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
     return out
 
 
+def _fused_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
+    x, _rstd, w = (node.unpack(i) for i in range(3))
+    return [empty_like(x), empty_like(w) if node.needs(1) else None]
+
+
+def fused_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """`torch.nn.RMSNorm` on a GPU: keeps its input and one fp32 number a row (aten::_fused_rms_norm;
+    ATen/native/cuda/layer_norm_kernel.cu, tools/autograd/derivatives.yaml of PyTorch 2.13)."""
+    rstd = new(x, (*x.shape[:-1], 1), FP32, "rstd")
+    out = empty_like(x, "_fused_rms_norm")
+    saves = [
+        (x, "the input of RMSNorm"),
+        (rstd, "one over the root of each row's variance"),
+        (weight, "the weight of RMSNorm"),
+    ]
+    custom("FusedRmsNormBackward0", _fused_backward, (x, weight), saves, [out])
+    return out
+
+
 def _gated_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     x, gate, weight, _ = (node.unpack(i) for i in range(4))
     return [new(x, x.shape), new(gate, gate.shape), new(weight, weight.shape)]
@@ -95,4 +114,11 @@ def fla_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-__all__ = ["fla_gated_rms_norm", "liger_rms_norm", "rms_norm", "rms_norm_fp32", "rms_norm_zero_centered"]
+__all__ = [
+    "fla_gated_rms_norm",
+    "fused_rms_norm",
+    "liger_rms_norm",
+    "rms_norm",
+    "rms_norm_fp32",
+    "rms_norm_zero_centered",
+]

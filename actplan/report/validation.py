@@ -61,8 +61,8 @@ class Refused(Part, frozen=True):
 class Summary(Part, frozen=True):
     """All records: how many, how many have a prediction, and the errors by source and quantity.
 
-    `trusted` is one line over the step's peaks of records with a confidence of at least `trusted_from`; what is
-    compiled is apart from it.
+    `trusted` is one line over published records with a confidence of at least `trusted_from`; what is compiled is apart
+    from it, and so is what the allocator reserved where allocation was measured too.
     """
 
     records: int

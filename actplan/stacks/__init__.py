@@ -16,7 +16,7 @@ from ..training.run import STACKS
 if TYPE_CHECKING:
     from .stack import Stack
 
-_BUILT: dict[StackName, str] = {"transformers": "transformers", "megatron": "megatron"}
+_BUILT: dict[StackName, str] = {"transformers": "transformers", "megatron": "megatron", "torchtitan": "torchtitan"}
 """Stack -> its module below this one, which calls it `STACK`."""
 
 

@@ -5,7 +5,7 @@ Knows a model by its specification alone; nothing here counts what a step alloca
 
 from __future__ import annotations
 
-from .losses import FUSED, LOSSES, Loss, LossKind
+from .losses import LOSSES, Loss, LossKind
 from .run import (
     AttentionKernel,
     ContextAttention,
@@ -22,7 +22,6 @@ from .run import (
 )
 
 __all__ = [
-    "FUSED",
     "LOSSES",
     "AttentionKernel",
     "ContextAttention",

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ..basics.units import BF16, FP32, DType
 from ..model.parts import Spec
 from ..model.quantised import QuantisedBase
-from .losses import LOSSES, Loss, LossKind
+from .losses import FUSED, LOSSES, Loss, LossKind
 from .mesh import Mesh
 from .policies import NoCheckpoint, Policy
 
@@ -181,6 +181,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """Return the run whose recomputed layers keep their inputs as they are: whole, in their own type."""
         options = None if self.stack_options is None else self.stack_options.keeping_whole()
         return replace(self, checkpoint_dtype=None, stack_options=options)
+
+    @property
+    def fused_loss(self) -> Loss:
+        """The loss to propose where the logits of all tokens are too large: the framework's own that never has them."""
+        return "torchtitan" if self.stack == "torchtitan" else FUSED
 
     @property
     def autocast_dtype(self) -> DType | None:

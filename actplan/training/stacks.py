@@ -26,6 +26,10 @@ def options_of(stack: StackName) -> type[StackOptions]:
         from .megatron import MegatronOptions
 
         return MegatronOptions
+    if stack == "torchtitan":
+        from .torchtitan import TorchtitanOptions
+
+        return TorchtitanOptions
     return NoOptions
 
 

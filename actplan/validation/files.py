@@ -11,7 +11,9 @@ from ..basics.errors import InputError
 from ..basics.files import parse_json, read_text, short_path
 from .records import Fields, Record
 
-SHARED = ("autograd.json", "executed.json", "executed_distributed.json", "measured.json")
+SHARED = (
+    *("autograd.json", "executed.json", "executed_distributed.json", "torchtitan_autograd.json", "measured.json"),
+)
 """The records that are run where no file is named."""
 Config = Callable[[str], str]
 """A configuration's name -> the path that `--model` takes."""
@@ -19,6 +21,7 @@ Reader = Callable[[Fields, Config], Record]
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "autograd": ("config", "num_layers", "attn", "saved_bytes"),
     "executed": ("config", "args", "truth", "area"),
+    "traces": ("id", "args", "versions", "layer_saved_bytes", "peak_backward_bytes"),
     "measured": ("id", "source", "kind", "metric", "confidence"),
 }
 """Reader's module -> the fields by which its format is known; the first that has all is taken."""

@@ -18,12 +18,18 @@ _PUBLISHED: Mapping[str, tuple[int, ...]] = {
     "llama-3.2-1b": (2048, 16, 32, 8, 64, 8192, 128256, True, False),
     "llama-3.2-3b": (3072, 28, 24, 8, 128, 8192, 128256, True, False),
     "llama-3.1-8b": (4096, 32, 32, 8, 128, 14336, 128256, False, False),
+    "llama3-70b": (8192, 80, 64, 8, 128, 28672, 128256, False, False),
+    "llama3-405b": (16384, 126, 128, 8, 128, 53248, 128256, False, False),
+    "qwen3-0.6b": (1024, 28, 16, 8, 128, 3072, 151936, True, True),
+    "qwen3-8b": (4096, 36, 32, 8, 128, 12288, 151936, False, True),
     "qwen3-1.7b": (2048, 28, 16, 8, 128, 6144, 151936, True, True),
     "qwen3-4b": (2560, 36, 32, 8, 128, 9728, 151936, True, True),
     "qwen3-14b": (5120, 40, 40, 8, 128, 17408, 151936, False, True),
     "qwen3-32b": (5120, 64, 64, 8, 128, 25600, 151936, False, True),
 }
 """config.json of models that records name without their shape, in the order of `_SHAPE`."""
+_ALIASES = {"llama3-1b": "llama-3.2-1b", "llama3-3b": "llama-3.2-3b", "llama3-8b": "llama-3.1-8b"}
+"""torchtitan's names of models that others call otherwise."""
 PRESETS = {"qwen3.8-27b": "qwen-27b", "qwen3.5-35b-a3b": "qwen3.5-35b-a3b", "qwen3-30b-a3b": "qwen3-30b-a3b"}
 """The same, of models that a preset is."""
 
@@ -34,6 +40,7 @@ def model_words(dims: Mapping[str, object] | None, name: str) -> tuple[str, ...]
     Raises UnexpressedError for a model whose shape is not told, or that no preset can be made into.
     """
     plain = name.rpartition("/")[2].lower()
+    plain = _ALIASES.get(plain, plain)
     if dims is None:
         if plain in PRESETS:
             return ("--preset", PRESETS[plain])

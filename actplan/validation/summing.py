@@ -20,7 +20,12 @@ def summary(results: Sequence[Validated]) -> Summary:
     for one in results:
         groups.setdefault((_group(one), _quantity(one)), []).append(one)
     trusted = [one for one in results if PUBLISHED in one.tags and one.confidence >= TRUSTED]
-    plain = [one for one in trusted if COMPILED not in one.tags]
+    allocated = {(one.source, one.id) for one in trusted if one.quantity.startswith("peak")}
+    plain = [
+        one
+        for one in trusted
+        if COMPILED not in one.tags and not (one.quantity == "reserved" and (one.source, one.id) in allocated)
+    ]
     return Summary(
         records=len({(one.source, one.id) for one in results}),
         expressed=len({(one.source, one.id) for one in results if one.expressed}),

@@ -10,7 +10,6 @@ padding mask, logits held, the previous step's gradients alive, and LoRA on the 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from statistics import median
@@ -19,69 +18,33 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from actplan.basics.units import BF16, FP16, FP32, GIB, MIB
+from actplan.answers import budget_of
+from actplan.basics.units import GIB, MIB
 from actplan.checkpointing.segmented import subject
+from actplan.cli.estimating import parsed
 from actplan.memory.budget import Job, budget
 from actplan.memory.gpus import SLACK, load_gpu
-from actplan.model import Attention, Layer, Mlp, Model, QuantisedBase
 from actplan.model.reading import load_model
 from actplan.report import Budget
-from actplan.training import Lora, Run
+from actplan.training import Run
 from actplan.training.mesh import Mesh
-from actplan.training.policies import EveryLayer, NoCheckpoint
+from actplan.training.policies import EveryLayer
 from actplan.training.recipes import load_recipe
+from actplan.validation import read_records
 
 MEDIAN_ERROR, WORST_ERROR = 0.02, 0.06
 RECORDS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent.parent / "reference" / "measured.json").read_text(encoding="utf-8")
 )
+MAPPED = {one.id: one for one in read_records(Path(__file__).parent.parent / "reference" / "measured.json")}
 T4 = [record for record in RECORDS if record["id"].startswith("t4-")]
 A6000 = [record for record in RECORDS if record["id"].startswith("a6000-")]
 PHASES = ("peak_forward_mib", "peak_backward_mib", "peak_optimizer_mib")
-LLAMAS = {  # published config.json files
-    "Llama-3.2-1B": (2048, 16, 32, 8, 64, 8192, True),
-    "Llama-3.2-3B": (3072, 28, 24, 8, 128, 8192, True),
-    "Llama-3.1-8B": (4096, 32, 32, 8, 128, 14336, False),
-}
 
 
-def dense(hidden: int, layers: int, mixer: Attention, inner: int, vocabulary: int, *, tied: bool) -> Model:
-    layer = Layer(kind="full_attention", mixer=mixer, mlp=Mlp(intermediate_size=inner))
-    return Model(
-        name="measured",
-        title="measured",
-        source="test",
-        hidden_size=hidden,
-        vocab_size=vocabulary,
-        layers=(layer,) * layers,
-        tie_word_embeddings=tied,
-    )
-
-
-def on_a_t4(record: dict[str, Any]) -> Budget:
-    dims, quantised = record["dims"], record["quantization"] != "none"
-    mixer = Attention(
-        num_attention_heads=dims["heads"],
-        num_key_value_heads=dims["kv_heads"],
-        head_dim=dims["head_dim"],
-        qkv_bias="Qwen2.5" in record["model"],
-    )
-    model = dense(dims["hidden"], dims["layers"], mixer, dims["intermediate"], dims["vocab"], tied=dims["tied"])
-    run = Run(
-        sequence_length=record["seq"],
-        micro_batch_size=record["micro_batch"],
-        dtype=FP16,
-        attention="eager" if record["attention"] == "eager" else "efficient",
-        device="cuda",
-        hold_logits=True,
-        logits_outlive_step=False,  # each step was a function of its own
-        input_require_grads=True,
-        checkpoint=EveryLayer(),
-        adapters=Lora(rank=record["lora_rank"], targets=tuple(record["lora_targets"])),
-        quantised=QuantisedBase(nested=record["double_quant"]) if quantised else None,
-    )
-    job = Job(recipe=load_recipe("qlora" if quantised else "lora", "adamw"), gpu=load_gpu("t4-16gb"))
-    return budget(subject(model, run), job)
+def whole_step(record: dict[str, Any]) -> Budget:
+    """The budget of a record's run, as `actplan validate` maps it to a command."""
+    return budget_of(*parsed(MAPPED[record["id"]].words))[0]
 
 
 def errors_on_t4(found: Budget, record: dict[str, Any]) -> list[float]:
@@ -92,45 +55,21 @@ def errors_on_t4(found: Budget, record: dict[str, Any]) -> list[float]:
 
 @pytest.mark.parametrize("record", T4, ids=lambda record: str(record["id"])[14:])
 def test_every_phase_of_a_t4_step(record: dict[str, Any]) -> None:
-    found = on_a_t4(record)
+    found = whole_step(record)
     assert max(map(abs, errors_on_t4(found, record))) <= WORST_ERROR
     reserved = record["measured"]["peak_reserved_mib"] * MIB
     assert found.reserved_bytes.low * 0.98 <= reserved <= found.reserved_bytes.high * 1.02
 
 
-def on_an_a6000(record: dict[str, Any]) -> Budget:
-    name = str(record["id"])
-    hidden, layers, heads, kv_heads, head_dim, inner, tied = LLAMAS[record["model"]]
-    mixer = Attention(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim)
-    model = dense(hidden, layers, mixer, inner, 128256, tied=tied)
-    adapted = "lora" in name
-    targets = ("q_proj", "k_proj", "v_proj", "o_proj")
-    run = Run(
-        sequence_length=record["seq"],
-        micro_batch_size=record["micro_batch"],
-        dtype=BF16,
-        padding_mask=True,
-        device="cuda",
-        hold_logits=True,
-        precision="autocast" if "amp" in name else "pure",
-        base_dtype=FP32 if "amp" in name and adapted else None,
-        adapters=Lora(rank=16, targets=targets, dtype=FP32) if adapted else None,
-        checkpoint=EveryLayer() if "ckpt" in name else NoCheckpoint(),
-    )
-    plain = "autocast" if "amp" in name else "bf16"
-    recipe = dataclasses.replace(load_recipe("lora" if adapted else plain, "adamw"), accumulation_steps=2)
-    return budget(subject(model, run), Job(recipe=recipe, gpu=load_gpu("a6000-48gb")))
-
-
 @pytest.mark.parametrize("record", A6000, ids=lambda record: str(record["id"]))
 def test_a_whole_a6000_step(record: dict[str, Any]) -> None:
-    found = on_an_a6000(record)
+    found = whole_step(record)
     assert abs(found.total_bytes / (record["measured_value"] * 1e9) - 1) <= WORST_ERROR
 
 
 def test_the_median_error() -> None:
-    errors = [abs(error) for record in T4 for error in errors_on_t4(on_a_t4(record), record)]
-    errors += [abs(on_an_a6000(r).total_bytes / (r["measured_value"] * 1e9) - 1) for r in A6000]
+    errors = [abs(error) for record in T4 for error in errors_on_t4(whole_step(record), record)]
+    errors += [abs(whole_step(r).total_bytes / (r["measured_value"] * 1e9) - 1) for r in A6000]
     assert len(T4) == 33
     assert len(A6000) == 7
     assert median(errors) <= MEDIAN_ERROR
