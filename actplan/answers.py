@@ -33,6 +33,7 @@ from .report import (
 )
 from .stacks import stack_of
 from .training import Run
+from .training.choices import said_of
 from .training.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -297,26 +298,15 @@ def model_info(model: Model, run: Run) -> ModelInfo:
 
 def run_info(model: Model, run: Run) -> RunInfo:
     """The run as it was resolved: an unset checkpoint type is the model's own."""
-    return RunInfo(
-        sequence_length=run.sequence_length,
-        micro_batch_size=run.micro_batch_size,
-        dtype=str(run.dtype),
-        stack=run.stack,
-        attention=run.attention,
-        linear_attention=run.linear_attention,
-        kernels=run.kernels,
-        loss=run.loss,
-        checkpoint=str(run.checkpoint),
-        checkpoint_dtype=str(run.checkpoint_dtype or run.dtype),
-        **_trained_how(run),
-    )
-
-
-def _trained_how(run: Run) -> dict[str, Any]:
-    """Precision, adapters and quantised base, where they are not the plain ones."""
-    said: dict[str, Any] = {} if run.precision == "pure" else {"precision": run.precision}
+    said = {**said_of(run), "checkpoint_dtype": str(run.checkpoint_dtype or run.dtype)}
     if run.stack_options is not None and run.stack_options.changed():
         said["stack_options"] = run.stack_options.changed()
+    return RunInfo(**said, **_adapted(run))
+
+
+def _adapted(run: Run) -> dict[str, Any]:
+    """Adapters and quantised base, each in one piece for the settings that make it."""
+    said: dict[str, Any] = {}
     if run.adapters is not None:
         lora = run.adapters
         saved = f", {' and '.join(lora.modules_to_save)} in full" if lora.modules_to_save else ""
@@ -332,20 +322,6 @@ def _trained_how(run: Run) -> dict[str, Any]:
 
         rest = "fp32" if run.quantised.upcast else run.dtype
         said["quantised"] = f"{describe(run.quantised)}, the rest in {rest}"
-    if run.fake_quantised is not None:
-        said["fake_quantised"] = "weights and inputs" if run.fake_quantised.activations else "weights"
-    if run.loss_kind.chunked:
-        said["loss_chunks"] = run.loss_chunks
-    if run.hold_logits:
-        said["hold_logits"] = True
-    if run.mtp:
-        said["mtp"] = True
-    if run.padding_mask:
-        said["padding"] = True
-    if run.expert_imbalance != 1:
-        said["expert_imbalance"] = run.expert_imbalance
-    if run.mesh.cp > 1:
-        said["context_attention"] = run.context_attention
     return said
 
 

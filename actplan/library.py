@@ -254,15 +254,14 @@ def _of_ledger(run: Run) -> Run:
 
 
 def _axis(name: str, values: Iterable[object]) -> Axis:
-    from .sweeps.points import SWEPT
+    from .memory.setup import SWEPT
     from .sweeps.rows import Axis
+    from .training.settings import BY_COLUMN, BY_FIELD
 
-    plain = [field for field in Run.__struct_fields__ if field != "mesh"]
-    degree = name.removeprefix("mesh.")
-    if degree not in Mesh.__struct_fields__ and name not in plain and name not in SWEPT:
-        choices = (*plain, *Mesh.__struct_fields__, *SWEPT)
+    if name not in BY_FIELD and name not in BY_COLUMN and name not in SWEPT:
+        choices = (*BY_COLUMN, *SWEPT)
         raise InputError(f"{name[:64]!r} is no setting", where="axes", choices=choices, got=name[:64])
     listed = () if isinstance(values, str) else tuple(values)
     if not listed:
         raise InputError(f"{name} has no values", where="axes", allowed="a list or a range of them")
-    return Axis(f"mesh.{degree}" if degree in Mesh.__struct_fields__ else name, listed)
+    return Axis(BY_COLUMN[name].field if name in BY_COLUMN else name, listed)

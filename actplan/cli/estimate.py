@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .budget_options import BudgetOptions
+from ..memory.setup import Setup
 from .grouping import grouped
 from .model_options import ModelOptions
 from .options import RunOptions
@@ -12,7 +12,6 @@ from .output import OutputOptions
 from .settled import FileOptions, asked
 
 if TYPE_CHECKING:
-    from ..memory.setup import Setup
     from ..model import Model
     from ..render.blocks import Block
     from ..render.csv import Sheet
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 
 
 @grouped
-def command(
-    model: ModelOptions, run: RunOptions, budget: BudgetOptions, files: FileOptions, output: OutputOptions
-) -> int:
+def command(model: ModelOptions, run: RunOptions, budget: Setup, files: FileOptions, output: OutputOptions) -> int:
     """What a training step keeps for backward, and what each way of checkpointing saves and costs.
 
     Three estimates side by side: the residual stream, the textbook count, and what PyTorch's autograd really

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from .budget_options import BudgetOptions
+from ..memory.setup import Setup
+from .grouping import group_of
 from .model_options import ModelOptions
 from .options import RunOptions
 from .settled import asked
 
 if TYPE_CHECKING:
-    from ..memory.setup import Setup
     from ..model import Model
     from ..traced import TracedModel
     from ..training import Run
-
-Group = TypeVar("Group", ModelOptions, RunOptions, BudgetOptions)
 
 
 def parsed(words: Sequence[str]) -> tuple[Model | TracedModel, Run, Setup]:
@@ -35,8 +32,4 @@ def parsed(words: Sequence[str]) -> tuple[Model | TracedModel, Run, Setup]:
     except ClickException as error:
         raise explain(error) from None
     given = context.params
-    return asked(_group(ModelOptions, given), _group(RunOptions, given), _group(BudgetOptions, given))
-
-
-def _group(kind: type[Group], given: dict[str, Any]) -> Group:
-    return kind(**{field.name: given[field.name] for field in fields(kind)})
+    return asked(group_of(ModelOptions, given), group_of(RunOptions, given), group_of(Setup, given))

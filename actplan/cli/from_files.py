@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
+
+from msgspec import structs
 
 from ..basics.errors import InputError
 from ..configs.detect import read_files
@@ -14,13 +16,13 @@ from ..configs.known import preset_of
 from ..configs.planning import PER_OP, planned
 from ..configs.reading import Reading, count_microbatches
 from ..configs.recipes import Planned
+from ..memory.setup import Setup
 from ..model import Model
-from .budget_options import BudgetOptions
+from ..training.setting import flag
 from .model_options import ModelOptions
-from .options import RunOptions, flag
+from .options import RunOptions
 from .output import remark
 
-Options = TypeVar("Options", ModelOptions, RunOptions, BudgetOptions)
 SHOWN = 6
 """Problems that one message names."""
 
@@ -49,14 +51,12 @@ class Applied:
 
     model: ModelOptions
     run: RunOptions
-    budget: BudgetOptions
+    budget: Setup
     reading: Reading
     plan: Planned
 
 
-def apply(
-    files: Sequence[str], model: ModelOptions, run: RunOptions, budget: BudgetOptions, *, ignore: bool
-) -> Applied:
+def apply(files: Sequence[str], model: ModelOptions, run: RunOptions, budget: Setup, *, ignore: bool) -> Applied:
     """Return the options with the files' settings in them.
 
     Raises InputError for a file that cannot be read, and, without `ignore`, for a setting that changes memory and is
@@ -67,7 +67,7 @@ def apply(
     gpus = whole_gpus(budget.gpus)
     count_microbatches(reading, gpus)
     if budget.gpus is not None and budget.tokens is None:
-        budget = dataclasses.replace(budget, gpus=None)  # it has said how many ranks are data parallel
+        budget = structs.replace(budget, gpus=None)  # it has said how many ranks are data parallel
     chosen, assumed = find_model(model, reading, said)
     plan = planned(reading, gpus=gpus, num_layers=lambda: chosen.load().num_layers)
     plan.assumed[:0] = assumed
@@ -76,7 +76,7 @@ def apply(
     if plan.options.get("checkpoint") == PER_OP:
         _per_op(plan, chosen, run, said)
     run = under(run, plan, said)
-    budget = under(budget, plan, said)
+    budget = structs.replace(budget, **words_of(plan, Setup.__struct_fields__, said))
     remark(summary(reading, plan, chosen))
     return Applied(chosen, run, budget, reading, plan)
 
@@ -93,18 +93,21 @@ def explicit() -> set[str]:
     return {name for name in context.params if context.get_parameter_source(name) in given}
 
 
-def whole_gpus(text: str | None) -> int | None:
+def whole_gpus(text: int | str | None) -> int | None:
     """Return how many GPUs `--gpus` says."""
     from ..basics.units import parse_count
 
-    return None if text is None else parse_count(text, "--gpus")
+    return None if text is None else parse_count(str(text), "--gpus")
 
 
-def under(options: Options, plan: Planned, said: set[str]) -> Options:
+def under(run: RunOptions, plan: Planned, said: set[str]) -> RunOptions:
     """Return options with the files' words for those that the command line does not say."""
-    names = {one.name for one in dataclasses.fields(options)}
-    words = {name: word for name, word in plan.options.items() if name in names and name not in said}
-    return dataclasses.replace(options, **words)  # type: ignore[arg-type]
+    return RunOptions(**{**run.said, **words_of(plan, run.said, said)})
+
+
+def words_of(plan: Planned, names: Collection[str], said: set[str]) -> dict[str, Any]:
+    """Return the files' words for options of these names that the command line does not say."""
+    return {name: word for name, word in plan.options.items() if name in names and name not in said}
 
 
 def find_model(model: ModelOptions, reading: Reading, said: set[str]) -> tuple[ModelOptions, list[str]]:

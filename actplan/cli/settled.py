@@ -9,14 +9,13 @@ from msgspec.structs import replace
 from typer import Option
 
 from ..basics.errors import InputError
+from ..memory.setup import Setup
 from ..model import Model
 from ..training.given import trained
-from .budget_options import BudgetOptions
 from .model_options import ModelOptions
 from .options import RunOptions
 
 if TYPE_CHECKING:
-    from ..memory.setup import Setup
     from ..traced import TracedModel
     from ..training import Run
     from .from_files import Applied
@@ -39,9 +38,7 @@ class FileOptions:
         bool, Option("--ignore", help="Plan a file without those of its settings that cannot be planned.")
     ] = False
 
-    def applied(
-        self, model: ModelOptions, run: RunOptions, budget: BudgetOptions
-    ) -> tuple[ModelOptions, RunOptions, BudgetOptions]:
+    def applied(self, model: ModelOptions, run: RunOptions, budget: Setup) -> tuple[ModelOptions, RunOptions, Setup]:
         """Return the options with what the files say where the command line says nothing."""
         if not self.from_:
             if self.ignore:
@@ -50,17 +47,16 @@ class FileOptions:
         found = self.found(model, run, budget)
         return found.model, found.run, found.budget
 
-    def found(self, model: ModelOptions, run: RunOptions, budget: BudgetOptions) -> Applied:
+    def found(self, model: ModelOptions, run: RunOptions, budget: Setup) -> Applied:
         """Read the files, and say on stderr what they were read as."""
         from .from_files import apply
 
         return apply(self.from_ or [], model, run, budget, ignore=self.ignore)
 
 
-def asked(model: ModelOptions, run: RunOptions, options: BudgetOptions) -> tuple[Model | TracedModel, Run, Setup]:
+def asked(model: ModelOptions, run: RunOptions, setup: Setup) -> tuple[Model | TracedModel, Run, Setup]:
     """Return the model, the run as its recipe trains it, and the setup; of a ledger, what a ledger can follow."""
     traced = model.traced()
-    setup = options.setup()
     if traced is not None:
         from ..traced.budget import check_setup
 
@@ -73,7 +69,7 @@ def asked(model: ModelOptions, run: RunOptions, options: BudgetOptions) -> tuple
 def without_budget(model: ModelOptions, run: RunOptions, files: FileOptions) -> tuple[Model | TracedModel, Run]:
     """Return the model and the run of a command that has no recipe but that of a file."""
     if files.from_ or files.ignore:
-        planned, found, _ = asked(*files.applied(model, run, BudgetOptions()))
+        planned, found, _ = asked(*files.applied(model, run, Setup()))
         return planned, found
     traced = model.traced()
     if traced is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..basics.errors import InputError
-from .budget_options import BudgetOptions
+from ..memory.setup import Setup
 from .model_options import ModelOptions
 from .options import RunOptions
 from .output import OutputOptions
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..report import Budget
 
 
-def show(path: str, model: ModelOptions, run: RunOptions, budget: BudgetOptions, output: OutputOptions) -> int:
+def show(path: str, model: ModelOptions, run: RunOptions, budget: Setup, output: OutputOptions) -> int:
     """The peaks of a snapshot; where a model is named, the budget of its run too, and how far they are apart."""
     from ..report import SCHEMA_VERSION
     from ..trace import read_snapshot
@@ -35,7 +35,7 @@ def show(path: str, model: ModelOptions, run: RunOptions, budget: BudgetOptions,
 
         plan, _ = budget_of(*asked(model, run, budget))
         found["plan"] = _beside(plan, peaks.allocated_bytes, peaks.reserved_bytes)
-    elif budget != BudgetOptions():
+    elif budget != Setup():
         raise InputError("no model is named", where="--snapshot", allowed="--preset, --model or --ledger with a recipe")
     output.emit(found, lambda: view.snapshot(found), lambda: view.snapshot_sheet(found))
     return 0

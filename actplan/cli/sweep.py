@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec import structs
 from typer import Argument, Option
 
 from ..basics.errors import InputError
+from ..memory.setup import SWEPT, Setup
 from ..model import Model
 from ..training import Run
-from .axes import numbers
-from .budget_options import BudgetOptions
+from ..training.setting import flag, numbers
 from .grouping import grouped
 from .model_options import ModelOptions
-from .options import RunOptions, flag
+from .options import RunOptions
 from .output import OutputOptions
 from .progress import shown
 from .settled import FileOptions, settled
 
 if TYPE_CHECKING:
-    from ..memory.setup import Setup
     from ..sweeps.rows import Axis
 
 Row = dict[str, object]
@@ -34,7 +33,7 @@ Row = dict[str, object]
 def command(
     model: ModelOptions,
     run: RunOptions,
-    budget: BudgetOptions,
+    budget: Setup,
     given: FileOptions,
     output: OutputOptions,
     shard: Annotated[
@@ -79,8 +78,7 @@ def _print(output: OutputOptions, rows: Sequence[Row], *, heading: str) -> None:
 class _Sweep:
     """What the options span: models, settings of the run, recipes, optimizers and devices."""
 
-    def __init__(self, model: ModelOptions, run: RunOptions, budget: BudgetOptions) -> None:
-        from ..sweeps.points import SWEPT
+    def __init__(self, model: ModelOptions, run: RunOptions, budget: Setup) -> None:
         from ..sweeps.rows import Axis, size
 
         self.model, self.run = model, run
@@ -89,15 +87,15 @@ class _Sweep:
             from ..traced.budget import check_setup, check_verdict
 
             run.check_traced()
-            check_setup(budget.setup())
-            check_verdict(self.traced.ledger, budget.setup())
+            check_setup(budget)
+            check_verdict(self.traced.ledger, budget)
         parsed = run.axes()
-        self.single = {axis.field: values[0] for axis, values in parsed.items() if len(values) == 1}
+        self.single = {setting.field: values[0] for setting, values in parsed.items() if len(values) == 1}
         listed = {name: _listed(getattr(budget, name), name) for name in SWEPT}
         alone: dict[str, Any] = {name: one[0] for name, one in listed.items() if len(one) == 1}
-        self.budget = dataclasses.replace(budget, **alone)
+        self.budget = structs.replace(budget, **alone)
         self.axes: list[Axis] = [
-            *(Axis(axis.field, values) for axis, values in parsed.items() if len(values) > 1),
+            *(Axis(setting.field, values) for setting, values in parsed.items() if len(values) > 1),
             *(Axis(name, values) for name, values in listed.items() if len(values) > 1),
         ]
         self.settings = [SetAxis.parse(text) for text in model.settings or ()]
@@ -125,7 +123,7 @@ class _Sweep:
         """Every point in order, to be worked out."""
         from ..sweeps.points import points
 
-        setup = self.budget.setup()
+        setup = self.budget
         if self.traced is not None:
             base = self.run.assemble(None, self.single)
             yield from points(self.traced, base, self.axes, setup, lambda run, setup: run)
@@ -143,8 +141,8 @@ class _Sweep:
         from .. import __version__
         from ..sweeps.parts import digest
 
-        options = [tuple(vars(one).items()) for one in (self.model, self.run, self.budget)]
-        return digest(__version__, options)
+        said = (vars(self.model), self.run.said, structs.asdict(self.budget))
+        return digest(__version__, [tuple(one.items()) for one in said])
 
 
 def _placed(place: Row, row: Callable[[], Row]) -> Row:

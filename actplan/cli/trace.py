@@ -11,9 +11,9 @@ from typer import Option
 
 from ..basics.errors import ActplanError, InputError
 from ..basics.units import parse_count
+from ..memory.setup import Setup
 from ..training import Run
 from ..training.policies import EveryK, EveryLayer, NoCheckpoint
-from .budget_options import BudgetOptions
 from .grouping import grouped
 from .model_options import ModelOptions
 from .options import RunOptions
@@ -30,7 +30,7 @@ MAX_SHOWN = 20
 def command(
     model: ModelOptions,
     run: RunOptions,
-    budget: BudgetOptions,
+    budget: Setup,
     output: OutputOptions,
     *,
     python: Annotated[
@@ -71,7 +71,7 @@ def command(
         from .snapshot import show as show_snapshot
 
         return show_snapshot(snapshot, model, run, budget, output)
-    if budget != BudgetOptions():
+    if budget != Setup():
         raise InputError("a budget stands beside a snapshot", where="trace", allowed="--snapshot; `estimate --ledger`")
     run.check_trace()
     if compare:
@@ -159,7 +159,6 @@ def _fitted(source: str, options: TraceOptions, settings: Run, output: OutputOpt
 
         write_ledger(ledger, output.output)
         return 0
-    from ..memory.setup import Setup
     from ..traced import TracedModel
     from .estimate import show
 

@@ -9,6 +9,7 @@ import msgspec
 
 from ..basics.errors import InputError
 from ..basics.units import parse_bytes, parse_count
+from ..training.setting import Option
 
 if TYPE_CHECKING:
     from ..training import Run
@@ -26,31 +27,48 @@ COUNTED, FLAGGED = ("first", "last"), ("embedding", "loss")
 """Parts of a pipeline's split with a number, and without."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Word(Option):
+    """An option of a budget, which is a field of `Setup`.
+
+    brings: it brings the budget. listed: a sweep may run through several.
+    """
+
+    brings: bool = True
+    listed: bool = False
+
+
+WORDS = (
+    Word("recipe", "How weights are trained: bf16, autocast, fsdp, zero-3, lora, ...", "NAME", listed=True),
+    Word("optimizer", "adamw, adamw8bit, adafactor, lion, muon, sgd, ...", "NAME", listed=True),
+    Word("offload", "To host memory: parameters, optimizer, activations.", "PARTS"),
+    Word("reshard", "When FSDP frees gathered layers in forward.", "always|default|never", listed=True),
+    Word("replicas", "Groups that each hold all shards (HSDP).", "N"),
+    Word("zero_grad", "Gradients between steps: freed, or kept as zeros.", "none|zeros"),
+    Word("optimizer_in_backward", "Each gradient is stepped on and freed at once."),
+    Word("microbatches", "Micro-batches of an optimizer step.", "N"),
+    Word("pp_schedule", "Order of pipeline stages: 1f1b, gpipe, zb-h1, zbv, ...", "NAME", listed=True),
+    Word("pp_split", "Uneven stages: first=N,last=N, or embedding,loss as a layer.", "HOW"),
+    Word("gpu", "The device; exit 1 if it does not fit.", "NAME", listed=True),
+    Word("limit", "A limit such as 76GiB; exit 1 if it does not fit.", "SIZE"),
+    Word("fit_on", "What must be within the limit.", "allocated|reserved|device", default="device", brings=False),
+    Word("strict", "Exit 1 also where it is tight: it runs, but typically takes more than there is.", brings=False),
+    Word("allocator", "expandable: with expandable_segments:True.", "default|expandable"),
+    Word("tokens", "Tokens of the run, 300B or 1T, or `chinchilla`: 20 a parameter.", "N", brings=False),
+    Word("gpus", "Devices of the run (default: the mesh's).", "N", brings=False),
+    Word("mfu", "Model FLOPs utilisation of the run, for GPU-hours.", "SHARE", default="0.4", brings=False),
+)
+"""What `Setup` says, one line a field."""
+SWEPT = tuple(word.name for word in WORDS if word.listed)
+"""Fields of a setup that a sweep may run through."""
+
+
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Says how a run is trained, on which device, within which limit and at what price.
 
-    Every field has the words of the command's option of that name, and None is what the command does without it. They
-    are read when a budget is made, and what is wrong is an InputError then.
-
-    Attributes:
-        recipe: how weights are trained: bf16, autocast, fsdp, zero-3, lora, megatron-bf16, ...
-        optimizer: adamw, adamw8bit, adafactor, lion, muon, sgd, ...
-        offload: what lies in host memory: parameters, optimizer, activations, with commas between them.
-        reshard: when FSDP frees gathered layers in forward: always, default or never.
-        replicas: groups of ranks that each hold all shards (HSDP).
-        zero_grad: gradients between steps: none (freed) or zeros (kept).
-        optimizer_in_backward: whether each gradient is stepped on and freed at once.
-        microbatches: micro-batches of an optimizer step.
-        pp_schedule: the order of pipeline stages: 1f1b, gpipe, zb-h1, zbv, ...
-        pp_split: uneven stages: `first=4,last=3`, or `embedding,loss` where these count as a layer.
-        gpu: the device; its kernels run, and its memory is the limit where `limit` is None.
-        limit: bytes, or a size such as 76GiB.
-        fit_on: what must be within the limit: allocated, reserved or device bytes.
-        strict: whether a run that is tight counts as one that does not fit.
-        allocator: default, or expandable for expandable_segments:True.
-        tokens: of the whole run, to price it: a number, 300B, 1T, or chinchilla (20 a parameter).
-        gpus: devices of the run that is priced; the mesh's where None.
-        mfu: model FLOPs utilisation of the run, from 0 to 1, for GPU-hours.
+    Every field has the words of the command's option of that name (`WORDS` says what each means), and None is what the
+    command does without it; a number may stand where its text may. They are read when a budget is made, and what is
+    wrong is an InputError then.
     """
 
     recipe: str | None = None
@@ -70,14 +88,15 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     allocator: str | None = None
     tokens: int | str | None = None
     gpus: int | str | None = None
-    mfu: float | str = 0.4
+    mfu: float | str = "0.4"
 
     @property
     def wanted(self) -> bool:
         """Whether a budget is asked for at all."""
-        named = (self.recipe, self.optimizer, self.offload, self.reshard, self.replicas, self.microbatches)
-        more = (self.zero_grad, self.pp_schedule, self.pp_split, self.gpu, self.limit, self.allocator)
-        return self.optimizer_in_backward or any(value is not None for value in (*named, *more))
+        return any(word.brings and getattr(self, word.name) != word.unsaid for word in WORDS)
+
+
+Setup.__doc__ = f"{Setup.__doc__}\n    Attributes:\n" + "".join(f"        {word.name}: {word.help}\n" for word in WORDS)
 
 
 def job_of(run: Run, setup: Setup) -> Job:

@@ -6,6 +6,9 @@ from msgspec import UNSET
 
 from ..report import ModelInfo, RunInfo
 from ..training.losses import LOSSES
+from ..training.setting import Setting
+from ..training.settings import SETTINGS
+from ..training.stacks import written
 from .numbers import rounded, whole
 
 MAX_PATTERN = 80
@@ -44,13 +47,9 @@ def run_line(run: RunInfo) -> str:
         run.dtype if run.precision is UNSET else f"{run.dtype} {run.precision}",
         *([] if run.adapters is UNSET else [_adapters(run)]),
         *([] if run.quantised is UNSET else [run.quantised]),
-        *([f"rounded {run.fake_quantised}"] if run.fake_quantised is not UNSET else []),
         *_framework(run),
         *([] if run.stack == "megatron" and run.loss == "naive" else _loss(run)),
-        *([] if run.mtp is UNSET else ["multi-token prediction"]),
-        *([] if run.padding is UNSET else ["padded"]),
-        *([] if run.context_attention is UNSET else [f"{run.context_attention} attention"]),
-        *([] if run.expert_imbalance is UNSET else [f"busiest experts × {run.expert_imbalance:g}"]),
+        *(setting.words.format(getattr(run, setting.reported)) for setting in SETTINGS if _told(run, setting)),
     ]
     if run.checkpoint != "none":
         kept = f", boundaries in {run.checkpoint_dtype}" if run.checkpoint_dtype != run.dtype else ""
@@ -63,14 +62,12 @@ def _framework(run: RunInfo) -> list[str]:
     if run.stack in ("transformers", "traced"):
         return [f"{run.kernels} modules, {run.attention}, {run.linear_attention}"]
     options = {} if run.stack_options is UNSET else run.stack_options
-    return [f"{run.stack}, {run.attention} attention", *(f"{name}={_plain(value)}" for name, value in options.items())]
+    return [f"{run.stack}, {run.attention} attention", *(f"{name}={written(value)}" for name, value in options.items())]
 
 
-def _plain(value: object) -> str:
-    """An option's value as it is written on the command line."""
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _told(run: RunInfo, setting: Setting) -> bool:
+    """Whether the run has a setting that the heading tells in the setting's own words."""
+    return bool(setting.words) and getattr(run, setting.reported) is not UNSET
 
 
 def _loss(run: RunInfo) -> list[str]:

@@ -16,7 +16,7 @@ from ..checkpointing.residual import residual
 from ..checkpointing.segmented import segmented
 from ..checkpointing.table import Table
 from ..memory.job import Job
-from ..memory.setup import Setup, target_of
+from ..memory.setup import SWEPT, Setup, target_of
 from ..model import Model
 from ..report import Budget
 from ..training import Run
@@ -26,8 +26,6 @@ from .rows import Axis, Row
 if TYPE_CHECKING:
     from ..traced import TracedModel
 
-SWEPT = ("recipe", "optimizer", "reshard", "pp_schedule", "gpu")
-"""Fields of a setup that a sweep may run through."""
 Settle = Callable[[Run, Setup], Run]
 """From the settings of a point to the run that is trained there."""
 

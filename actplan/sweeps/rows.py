@@ -8,27 +8,16 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from msgspec import structs
-
 from ..basics.errors import InputError
 from ..training import Run
-from ..training.mesh import Mesh
+from ..training.choices import with_settings
+from ..training.settings import BY_FIELD, SETTINGS
 
 MAX_POINTS = 100_000
 _ALWAYS = ("sequence_length", "micro_batch_size")
 DIVIDING = frozenset(
-    {f"--{degree}" for degree in Mesh.__struct_fields__}
-    | {
-        "recipe",
-        "--dtype",
-        "--precision",
-        "--expert-imbalance",
-        "--cp-attention",
-        "--cp-rank",
-        "--pp-schedule",
-        "--microbatches",
-        "--quantise",
-    }
+    {setting.flag for setting in SETTINGS if setting.divides}
+    | {"recipe", "--dtype", "--precision", "--pp-schedule", "--microbatches", "--quantise"}
 )
 """Where the errors of a single point come from: sizes that do not divide, types that a recipe does not take."""
 Row = dict[str, object]
@@ -64,7 +53,7 @@ def row(base: Run, changed: Mapping[str, Any], found: Found) -> Row:
     """Return one point's row: where it lies, then what it takes. A point whose sizes do not divide has a `reason` and
     no sizes."""
     place = {name: _plain(changed.get(name, getattr(base, name))) for name in _ALWAYS}
-    place.update({name.rpartition(".")[2]: _plain(value) for name, value in changed.items()})
+    place.update({column(name): _plain(value) for name, value in changed.items()})
     try:
         return {**place, **found(at_point(base, changed))}
     except InputError as error:
@@ -80,11 +69,13 @@ def check_any(found: Sequence[Mapping[str, object]]) -> None:
 
 
 def at_point(run: Run, changed: Mapping[str, Any]) -> Run:
-    """Return the run with these settings; `mesh.tp` is a degree of its mesh, and what is no setting of a run is
-    left to others."""
-    degrees = {name.partition(".")[2]: value for name, value in changed.items() if "." in name}
-    plain = {name: value for name, value in changed.items() if name in Run.__struct_fields__}
-    return structs.replace(run, **plain, mesh=structs.replace(run.mesh, **degrees))
+    """Return the run with these settings; what is no setting of a run is left to others."""
+    return with_settings(run, {name: value for name, value in changed.items() if name in BY_FIELD})
+
+
+def column(name: str) -> str:
+    """Return the key of a row for a field of a run (`mesh.dp` is `dp`), or for one of a setup."""
+    return BY_FIELD[name].column if name in BY_FIELD else name
 
 
 def _plain(value: object) -> object:

@@ -91,6 +91,9 @@ class FakeQuantised(Spec, frozen=True):
     group_size: int = 32
     activations: bool = True
 
+    def __str__(self) -> str:
+        return "weights and inputs" if self.activations else "weights"
+
 
 class Frozen(Spec, frozen=True):
     """What is not trained: the first layers, and whatever a name of `parts` names in a parameter's path

@@ -64,6 +64,13 @@ def parse_options(stack: StackName, settings: Sequence[str]) -> StackOptions | N
         raise InputError(_worded(error), where=SET) from None
 
 
+def written(value: object) -> str:
+    """Return an option's value as it is written on the command line."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _value(kind: type[StackOptions], name: str, text: str) -> object:
     """A value as text, or a list of them for a field that takes one."""
     listed = isinstance(getattr(kind(), name), tuple)
