@@ -15,7 +15,6 @@ from .basics.errors import InputError
 from .basics.units import parse_count, parse_tokens
 from .checkpointing import textbook
 from .checkpointing.accounting import autograd, compared, peak
-from .checkpointing.residual import residual
 from .checkpointing.segmented import segmented, subject
 from .checkpointing.table import Table
 from .memory.setup import Setup, job_of, target_of
@@ -85,7 +84,7 @@ def _three_estimates(model: Model | TracedModel, run: Run) -> Report:
     stack_of(run).check(model, run)
     table = Table(model, run)
     chosen = segmented(model, run, run.checkpoint)
-    plain = residual(model, run)
+    plain = textbook.residual(model, run)
     return Report(
         model=model_info(model, run),
         run=run_info(model, run),

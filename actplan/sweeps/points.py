@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from ..answers import budget_of, cost_of
 from ..checkpointing import textbook
 from ..checkpointing.accounting import compared
-from ..checkpointing.residual import residual
 from ..checkpointing.segmented import segmented
 from ..checkpointing.table import Table
 from ..memory.job import Job
@@ -91,7 +90,7 @@ def _sizes(model: Model, run: Run) -> Row:
         "linear_attention": run.linear_attention,
         "kernels": run.kernels,
         "loss": run.loss,
-        "residual_bytes": residual(model, run).saved_bytes,
+        "residual_bytes": textbook.residual(model, run).saved_bytes,
         "textbook_bytes": textbook.textbook(model, run).saved_bytes,
         "autograd_bytes": chosen.saved_bytes,
         "checkpointed_policy": row.policy,
