@@ -36,6 +36,8 @@ def options_of(run: Run) -> list[str]:
         # a rank is what makes adapters, so that it is said where it is the usual one too
         if value is not None and (value != _unsaid(setting) or setting.name == "lora_rank"):
             said += [setting.flag, setting.write(value)] if setting.read else [setting.flag_of(value)]
+    if run.hold_logits and not run.logits_outlive_step:
+        said[said.index(flag("hold_logits"))] = flag("hold_logits_in_step")
     if run.stack_options is not None:
         from .stacks import SET, written
 
