@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..basics.units import DType
 from .graph import Edge, Node, Tape, Tensor
@@ -26,13 +26,24 @@ def backward(tape: Tape, root: Tensor, gradient: Tensor | None = None, on_stage:
     """
     if root.node is None:
         raise ValueError("nothing to differentiate: the root requires no gradient")
-    waiting = _dependencies(root.node)
     if gradient is None:
         gradient = tape.empty(root.shape, root.dtype, "ones_like")
-    buffers: dict[Node, Buffer] = {root.node: [None] * root.output + [gradient]}
-    ready: list[tuple[int, int, Node]] = [(-root.node.sequence, 0, root.node)]
-    arrivals = 0
+    backward_from(tape, [(root, gradient)], on_stage)
+
+
+def backward_from(tape: Tape, roots: Sequence[tuple[Tensor, Tensor]], on_stage: Watcher | None = None) -> None:
+    """Run the backward pass from several tensors at once, each with its gradient, which the caller holds."""
+    starts = [Edge(root.node, root.output, root.shape, root.dtype) for root, _ in roots if root.node is not None]
+    waiting = _dependencies([start.node for start in starts])
+    buffers: dict[Node, Buffer] = {}
+    for start, (_, gradient) in zip(starts, roots, strict=True):
+        _deliver(tape, buffers, start, gradient)
     del gradient
+    nodes = [node for node in dict.fromkeys(start.node for start in starts) if waiting[node] == 0]
+    ready: list[tuple[int, int, Node]] = [(-node.sequence, i - len(nodes), node) for i, node in enumerate(nodes)]
+    heapq.heapify(ready)
+    del nodes
+    arrivals = 0
     stage = None
     while ready:
         _, _, node = heapq.heappop(ready)
@@ -43,20 +54,20 @@ def backward(tape: Tape, root: Tensor, gradient: Tensor | None = None, on_stage:
         for i, edge in enumerate(node.edges):
             if edge is None:
                 continue
-            gradient, outputs[i] = outputs[i], None
-            if gradient is not None:
-                _deliver(tape, buffers, edge, gradient)
-            del gradient
+            made, outputs[i] = outputs[i], None
+            if made is not None:
+                _deliver(tape, buffers, edge, made)
+            del made
             waiting[edge.node] -= 1
             if waiting[edge.node] == 0 and edge.node in buffers:
                 arrivals += 1
                 heapq.heappush(ready, (-edge.node.sequence, arrivals, edge.node))
 
 
-def _dependencies(root: Node) -> dict[Node, int]:
+def _dependencies(roots: Sequence[Node]) -> dict[Node, int]:
     """How many gradients each node still waits for."""
-    waiting: dict[Node, int] = {root: 0}
-    stack = [root]
+    waiting: dict[Node, int] = dict.fromkeys(roots, 0)
+    stack = list(waiting)
     while stack:
         for edge in stack.pop().edges:
             if edge is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from .engine import backward
+from .engine import backward, backward_from
 from .graph import ACCUMULATE_FIRST, Handle, Kept, Node, Tape, Tensor
 
 Part = Callable[..., Tensor]
@@ -58,27 +58,30 @@ def _detached(tensor: Tensor, requires_grad: bool) -> Tensor:
     leaf = tensor.alias()
     if requires_grad:
         leaf.node = Node("AccumulateGrad", _collect, (), ACCUMULATE_FIRST, tensor.tape.stage)
+        leaf.node.extra = [tensor.alias()]  # the graph holds its leaf, and that its gradient
         leaf.requires_grad = True
     return leaf
 
 
 def _collect(node: Node, grads: list[Tensor]) -> tuple[()]:
-    node.extra = grads[0]
+    node.extra.append(grads[0])
     return ()
 
 
 def _gradients(leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    return [None if leaf.node is None else leaf.node.extra for leaf in leaves]
+    return [leaf.node.extra[1] if leaf.node is not None and len(leaf.node.extra) > 1 else None for leaf in leaves]
 
 
-def _tied(op: str, rule: Callable[[Node, list[Tensor]], list[Tensor | None]], inputs: Sequence[Tensor],
-          output: Tensor) -> Node | None:  # fmt: skip
-    """A node for `output`, which was made without a graph."""
-    tape = output.tape
-    node = tape.node(op, rule, inputs)
+Formula = Callable[[Node, list[Tensor]], list["Tensor | None"]]
+
+
+def _tied(op: str, rule: Formula, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Node | None:
+    """A node for `outputs`, which were made without a graph."""
+    node = outputs[0].tape.node(op, rule, inputs)
     if node is not None:
-        node.outputs = [(output.shape, output.dtype)]
-        output.node, output.requires_grad = node, True
+        node.num_outputs, node.outputs = len(outputs), [(x.shape, x.dtype) for x in outputs]
+        for i, output in enumerate(outputs):
+            output.node, output.output, output.requires_grad = node, i, True
     return node
 
 
@@ -106,39 +109,40 @@ def reentrant(tape: Tape, run: Part, *inputs: Tensor, share: int = 1) -> Tensor:
     if share > 1:
         inputs[0].storage.resize(-(-whole // share))
     with place.entered():
-        node = _tied("CheckpointFunction", rule, inputs, output)
+        node = _tied("CheckpointFunction", rule, inputs, [output])
         for x in inputs:
             tape.save(node, x, REASON)
     return output
 
 
 class WithoutOutput:
-    """A part whose output is given back as well, once what reads it has run, and made again into the same storage when
-    the gradient comes back (`CheckpointWithoutOutput`)."""
+    """A part whose outputs are given back as well, once what reads them has run, and made again into the same storages
+    when the gradient comes back (`CheckpointWithoutOutput`)."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
-        self._again: Tensor | None = None
+        self._again: tuple[Tensor, ...] = ()
         self._leaves: list[Tensor] = []
 
-    def run(self, run: Part, *inputs: Tensor) -> Tensor:
-        """Run the part, keeping its inputs; returns its output."""
+    def run(self, run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the part, keeping its inputs; returns its outputs."""
         tape = self.tape
         self._place, self._run = _Place(tape), run
         self._wants = [x.requires_grad for x in inputs]
         with tape.no_grad():
-            output = run(*inputs)
-        self._node = _tied("CheckpointWithoutOutputFunction", self._backward, inputs, output)
+            outputs = run(*inputs)
+        self._node = _tied("CheckpointWithoutOutputFunction", self._backward, inputs, outputs)
         for x in inputs:
             tape.save(self._node, x, REASON)
-        self._output, self._nbytes = output.alias(), output.storage.nbytes
-        return output
+        self._outputs = [(x.alias(), x.storage.nbytes) for x in outputs]
+        return outputs
 
     def discard(self, reader: Tensor) -> None:
-        """Give the output's memory back; it is made again when the gradient of `reader` is there."""
+        """Give the outputs' memory back; they are made again when the gradient of `reader` is there."""
         if self._node is None:
             return
-        self._output.storage.resize(0)
+        for output, _ in self._outputs:
+            output.storage.resize(0)
         if reader.node is not None:
             reader.node.before.append(self._recompute)
 
@@ -148,14 +152,14 @@ class WithoutOutput:
         self._leaves = [_detached(x, want) for x, want in zip(given, self._wants, strict=True)]
         with self._place.replay():
             self._again = self._run(*self._leaves)
-        self._output.storage.resize(self._nbytes)
-        del self._output
+        for output, nbytes in self._outputs:
+            output.storage.resize(nbytes)
+        self._outputs = []
 
     def _backward(self, node: Node, grads: list[Tensor]) -> list[Tensor | None]:
         again, leaves = self._again, self._leaves
-        assert again is not None
-        backward(self.tape, again, grads[0])
-        self._again, self._leaves = None, []
+        backward_from(self.tape, list(zip(again, grads, strict=True)))
+        self._again, self._leaves = (), []
         return _gradients(leaves)
 
 

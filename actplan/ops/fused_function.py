@@ -19,9 +19,15 @@ PROBABILITY = "the weight of each routed row, for its gradient"
 def gated_activation(x: Tensor, bias: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
     """silu(a) · b, or gelu(a) · b, of the halves of x + bias, [..., 2f] to [..., f]: keeps x alone.
 
-    weights: of each row, applied in the same kernel (`weighted_bias_swiglu_impl`), kept too.
+    weights: of each row, applied by the same function (`weighted_bias_swiglu_impl`), kept too. Within it the activation
+    alone is a compiled function of its own, counted with its output; so are, in backward, the activation made again
+    and, of weights in fp32, the gradient of the input before its cast.
     """
-    out = new(x, (*x.shape[:-1], x.shape[-1] // 2), op="fused")
+    shape = (*x.shape[:-1], x.shape[-1] // 2)
+    if weights is not None:
+        inner = new(x, shape, op="fused")
+        del inner
+    out = new(x, shape, op="fused")
     return _activated(x, bias, weights, out)
 
 
@@ -31,12 +37,19 @@ def plain_activation(x: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _activated(x: Tensor, bias: Tensor | None, weights: Tensor | None, out: Tensor) -> Tensor:
-    further = [t for t in (bias, weights) if t is not None]
+    further, out_shape = [t for t in (bias, weights) if t is not None], out.shape
     saves = [(x, ACTIVATION_INPUT), *([] if weights is None else [(weights, PROBABILITY)])]
 
     def rule(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
         given = node.unpack(0)
-        made: list[Tensor | None] = [new(given, given.shape, op="fused")]
+        gradient = new(given, given.shape, given.dtype if weights is None else weights.dtype, "fused")
+        if weights is not None:
+            inner = new(given, out_shape, op="fused")
+            del inner
+        if gradient.dtype is not given.dtype:
+            del gradient
+            gradient = new(given, given.shape, op="fused")
+        made: list[Tensor | None] = [gradient]
         if bias is not None:
             made.append(made[0])  # the engine sums it over the rows
         if weights is not None:

@@ -15,6 +15,7 @@ from ..autograd.graph import Node, Tensor
 from ..autograd.strides import Shape
 from ..basics.units import FP32
 from .function import custom, new
+from .views import contiguous
 from .weight_grad import weight_gradient
 
 NORM_INPUT = "the input of the norm, for its gradient"
@@ -71,8 +72,6 @@ def _norm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
 def te_norm(x: Tensor, kind: NormKind, *parameters: Tensor) -> Tensor:
     """RMSNorm(x) · weight, or LayerNorm(x) · weight + bias, over the last dimension: keeps input and statistics. An
     input that is not contiguous is copied first."""
-    from .views import contiguous
-
     x = contiguous(x)
     out = new(x, x.shape, op="norm")
     saves = [(x, NORM_INPUT), *((s, STATISTICS) for s in _statistics(x, kind))]
@@ -152,6 +151,7 @@ def te_layernorm_linear(
 ) -> Tensor:
     """norm(x) · weightᵀ + bias in one function: keeps its input, the norm's output (where the weight is trained) and
     statistics. The norm's output goes, in backward, before the norm's own gradient is computed."""
+    x = contiguous(x)
     normed = new(x, x.shape, op="norm")
     statistics = _statistics(x, kind)
     out = _forward(normed, weight, divided)

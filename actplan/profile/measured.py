@@ -199,6 +199,8 @@ class _Measured:
     ) -> LayerProfile:
         trace, own = self.stored.stages[i], self._own(i)
         points = trace.plain_before if tables else [point + self.dead(i) for point in trace.plain]
+        if trace.rebuilt:
+            points = [max(both) for both in zip(points, trace.replay, strict=True)]
         keeps_input = any(row.born < row.stage for row in own)
         kept = self.kept[i]
         s = kept - (x if keeps_input else 0)

@@ -43,6 +43,26 @@ class MegatronOptions(StackOptions, frozen=True):
         bool, Meta(description="what a recomputed layer keeps is divided over the tensor-parallel ranks")
     ] = False
 
+    moe_token_dispatcher_type: Annotated[
+        Literal["alltoall", "allgather"], Meta(description="how rows come to their experts")
+    ] = "alltoall"
+    moe_grouped_gemm: Annotated[bool, Meta(description="a rank's experts in one function, or one after the other")] = (
+        True
+    )
+    moe_permute_fusion: Annotated[bool, Meta(description="rows are moved by one kernel")] = False
+    moe_router_dtype: Annotated[
+        Literal["fp32"] | None, Meta(description="the type of the router's logits and probabilities; the model's own")
+    ] = None
+    moe_router_pre_softmax: Annotated[bool, Meta(description="softmax over all experts, before the choice")] = False
+    moe_router_load_balancing_type: Annotated[
+        Literal["aux_loss", "seq_aux_loss", "none"], Meta(description="the loss that balances experts")
+    ] = "aux_loss"
+    moe_aux_loss_coeff: Annotated[float, Meta(description="its weight; with 0 there is none")] = 0.0
+    moe_z_loss_coeff: Annotated[float | None, Meta(description="the weight of the z-loss")] = None
+    moe_router_enable_expert_bias: Annotated[bool, Meta(description="a bias in the choice (DeepSeek-V3)")] = False
+    moe_expert_capacity_factor: Annotated[float | None, Meta(description="rows of an expert over their mean")] = None
+    moe_pad_expert_input_to_capacity: Annotated[bool, Meta(description="each expert gets as many rows")] = False
+
     def attention_by_default(self) -> str:
         """Return cuDNN's kernel, which Transformer Engine prefers on Hopper and Blackwell
         (dot_product_attention/utils.py, get_attention_backend); Megatron's own layers have torch's products alone."""

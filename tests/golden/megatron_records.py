@@ -141,6 +141,17 @@ def options_of(a: Args) -> MegatronOptions:
         attention_softmax_in_fp32=a["softmax_fp32"],
         deterministic_mode=a["deterministic"],
         distribute_saved_activations=a["distribute"],
+        moe_token_dispatcher_type=a["dispatcher"],
+        moe_grouped_gemm=a["grouped_gemm"],
+        moe_permute_fusion=a["permute_fusion"],
+        moe_router_dtype=a["router_dtype"],
+        moe_router_pre_softmax=a["pre_softmax"],
+        moe_router_load_balancing_type=a["lb"],
+        moe_aux_loss_coeff=a["aux_coeff"],
+        moe_z_loss_coeff=a["z_coeff"],
+        moe_router_enable_expert_bias=a["expert_bias"],
+        moe_expert_capacity_factor=a["capacity"],
+        moe_pad_expert_input_to_capacity=a["pad_to_capacity"],
     )
 
 

@@ -36,7 +36,7 @@ def self_attention(m: Scope, x: Tensor, spec: Attention, kind: str, rotates: boo
 
 
 def _named(m: Scope, spec: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return m.call("core_attention", core_attention, query, key, value, spec)
+    return m.call("core_attention", core_attention, query, key, value, spec.dropout)
 
 
 def qkv(m: Scope, x: Tensor, spec: Attention, kind: str) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -66,12 +66,12 @@ def _project(m: Scope, x: Tensor, kind: str, width: int, biased: bool) -> Tensor
     return normed_linear(m, x, norm_kind(m, kind), width, bias=bias)
 
 
-def core_attention(m: Scope, query: Tensor, key: Tensor, value: Tensor, spec: Attention) -> Tensor:
+def core_attention(m: Scope, query: Tensor, key: Tensor, value: Tensor, probability: float) -> Tensor:
     """The kernel of the run."""
     if m.is_local:
-        return _local(m, query, key, value, spec.dropout)
+        return _local(m, query, key, value, probability)
     if m.run.attention == "eager":
-        return m.call("unfused_attention", _unfused, query, key, value, spec.dropout)
+        return m.call("unfused_attention", _unfused, query, key, value, probability)
     if m.run.attention == "flash":
         return m.call("flash_attention", lambda m: kernels.flash(query, key, value))
     return m.call("fused_attention", lambda m: kernels.cudnn(query, key, value))

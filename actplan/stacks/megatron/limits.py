@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...basics.errors import InputError
 from ...basics.units import FP32
-from ...model import Attention, Layer, Mlp, Model
+from ...model import Attention, LatentAttention, Layer, Model, Moe
 from ...training import Run
 from ...training.megatron import MegatronOptions
 from ...training.stacks import refuse_words
@@ -12,7 +12,7 @@ from ..walking import Keeps
 from .scope import Scope
 
 KERNELS = ("cudnn", "flash", "eager")
-PARTS = ("core_attn", "mlp")
+PARTS = ("core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj")
 """What `recompute_modules` may name here."""
 
 
@@ -86,12 +86,16 @@ def _check_layer(model: Model, layer: Layer, run: Run) -> None:
         wrong = f"a residual stream of kind {layer.residual.type}"
     elif layer.beside is not None:
         wrong = "two mixers side by side"
-    elif not isinstance(layer.mixer, Attention):
+    elif not isinstance(layer.mixer, (Attention, LatentAttention)):
         wrong = f"a mixer of kind {layer.kind}"
+    elif isinstance(layer.mixer, LatentAttention):
+        wrong = "biases in latent attention" if layer.mixer.bias else None
     elif layer.mixer.sinks or layer.mixer.softcap or layer.mixer.sliding_window:
         wrong = "attention with sinks, softcap or windows"
-    elif not isinstance(layer.mlp, Mlp):
-        wrong = "a layer without a dense feed-forward network"
+    elif layer.mlp is None:
+        wrong = "a layer without a feed-forward network"
+    elif isinstance(layer.mlp, Moe) and (layer.mlp.expert_gate != "silu" or layer.mlp.expert_bias):
+        wrong = "experts with biases or another gate than SiLU's"
     if wrong:
         raise InputError(
             f"{model.name} has {wrong}, not planned with --stack megatron", where="--stack", allowed="transformers"

@@ -33,12 +33,14 @@ PERSISTENT_WIDTHS = frozenset(
 class Scope:
     """Handed to every layer function as its first argument. Lifetimes follow Python's, as in the framework."""
 
-    __slots__ = ("dtype", "mesh", "met", "model", "options", "recomputed", "run", "tape")
+    __slots__ = ("dtype", "kept", "mesh", "met", "model", "options", "recomputed", "run", "tape")
 
     def __init__(self, tape: Tape, model: Model, run: Run, options: MegatronOptions) -> None:
         self.tape, self.model, self.run, self.options = tape, model, run, options
         self.mesh, self.dtype = run.mesh, run.dtype
         self.recomputed = recomputed_parts(run.checkpoint)
+        self.kept: dict[str, tuple[Tensor, ...]] = {}
+        """What modules hold as attributes until they run again, by the module's path."""
         self.met = set[str]()
         """The parts among `recomputed` that some layer has."""
 
@@ -65,6 +67,10 @@ class Scope:
             return run(*inputs)
         self.met.add(part)
         return reentrant(self.tape, run, *inputs)
+
+    def keep(self, *tensors: Tensor) -> None:
+        """The running module holds these as its attributes until it runs again, and with them the graph they are of."""
+        self.kept[self.tape.path] = tensors
 
     def parameter(self, name: str, *shape: int, dtype: DType | None = None) -> Tensor:
         """This rank's share of a parameter of the module that is running."""

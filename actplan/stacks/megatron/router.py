@@ -1,0 +1,143 @@
+"""The router of Megatron-Core's experts (megatron/core/transformer/moe of 0.16.1: router.py, moe_utils.py)."""
+
+from __future__ import annotations
+
+from ...autograd import Tensor
+from ...basics.units import BOOL, FP32, INT32, INT64
+from ...model import Moe
+from ...ops.attention import softmax, softmax_fp32
+from ...ops.casts import to
+from ...ops.elementwise import add_scalar, div, masked_fill, mul, mul_scalar, power, sigmoid, sum_dim, sum_last
+from ...ops.function import custom, new
+from ...ops.grouped_linear import router_linear
+from ...ops.indexing import gather, topk
+from ...ops.scalars import total
+from ...ops.views import view
+from .scope import Scope
+
+
+def route(m: Scope, x: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
+    """[s, b, h] to probabilities and a boolean map [s · b, experts]."""
+    weight = m.parameter("weight", spec.num_experts, x.shape[-1])
+    dtype = FP32 if m.options.moe_router_dtype == "fp32" else x.dtype
+    logits = view(router_linear(x, weight, dtype), -1, spec.num_experts)
+    if m.options.moe_z_loss_coeff and m.tape.grad_enabled:
+        logits = _with_loss(logits, _z_loss(logits))
+    scored = _sigmoid(m, logits, spec) if spec.router == "sigmoid" else _softmax(m, logits, spec)
+    probs = _scattered(logits, *scored)
+    chosen = _map(logits)
+    del scored
+    if m.options.moe_expert_capacity_factor is not None:
+        probs, chosen = _within_capacity(m, probs, chosen, spec)
+    if m.options.moe_aux_loss_coeff and m.options.moe_router_load_balancing_type != "none" and m.tape.grad_enabled:
+        probs = _with_loss(probs, _balance_loss(m, logits, spec))
+    return probs, chosen
+
+
+def _softmax(m: Scope, logits: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
+    if m.options.moe_router_pre_softmax:
+        return _topk(to(softmax_fp32(logits), logits.dtype), spec)
+    values, indices = _topk(logits, spec)
+    return to(softmax_fp32(values), logits.dtype), indices
+
+
+def _sigmoid(m: Scope, logits: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
+    scores = to(sigmoid(to(logits, FP32)), logits.dtype)
+    if m.options.moe_router_enable_expert_bias:
+        biased = new(scores, scores.shape, op="add")
+        indices = new(scores, (scores.shape[0], spec.num_experts_per_tok), INT64, "topk")
+        del biased
+        scores = gather(scores, indices)
+    else:
+        scores, indices = _topk(scores, spec)
+    if spec.num_experts_per_tok == 1:
+        return scores, indices
+    return div(scores, add_scalar(sum_last(scores))), indices
+
+
+def _topk(scores: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
+    """The largest, within the best groups where there are any."""
+    if spec.n_group > 1:
+        scores = masked_fill(scores, new(scores, scores.shape, BOOL, "logical_not"))
+    return topk(scores, spec.num_experts_per_tok)
+
+
+def _scattered(logits: Tensor, probs: Tensor, indices: Tensor) -> Tensor:
+    """`zeros.scatter(1, indices, probs)`: keeps the indices."""
+    zeros = new(logits, logits.shape, op="zeros_like")
+    out = new(logits, logits.shape, op="scatter")
+    del zeros
+    shape = probs.shape
+    custom(
+        "ScatterBackward0",
+        lambda node, grads: [new(grads[0], shape, op="gather")],
+        (probs,),
+        [(indices, "the experts of each token")],
+        [out],
+    )
+    return out
+
+
+def _map(logits: Tensor) -> Tensor:
+    """`zeros_like(logits).int().scatter(1, indices, 1).bool()`."""
+    zeros = new(logits, logits.shape, INT32, "int")
+    filled = new(logits, logits.shape, INT32, "scatter")
+    del zeros
+    made = new(filled, filled.shape, BOOL, "bool")
+    del filled
+    return made
+
+
+def _within_capacity(m: Scope, probs: Tensor, chosen: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
+    """`apply_router_token_dropping`: by probability, whatever is over an expert's capacity."""
+    mask = new(probs, probs.shape, BOOL, "bool")
+    if not m.options.moe_pad_expert_input_to_capacity:
+        mask = new(chosen, chosen.shape, BOOL, "logical_and")
+    return mul(probs, mask), mask
+
+
+def _balance_loss(m: Scope, logits: Tensor, spec: Moe) -> Tensor:
+    """`switch_load_balancing_loss_func` over scores of its own."""
+    if spec.router == "sigmoid":
+        scores = sigmoid(logits)
+        scores = div(scores, add_scalar(sum_last(scores)))
+    elif logits.dtype is FP32:
+        scores = softmax(logits)
+    else:
+        scores = softmax_fp32(logits)
+    chosen = _map(logits)
+    each = m.run.micro_batch_size if m.options.moe_router_load_balancing_type == "seq_aux_loss" else 1
+    scores = view(scores, scores.shape[0] // each, -1)
+    counts = new(scores, (scores.shape[1],), INT64, "sum")
+    del chosen
+    loss = mul_scalar(total(mul(sum_dim(scores, 0), counts)))
+    return mul_scalar(loss) if m.options.moe_router_load_balancing_type == "seq_aux_loss" else loss
+
+
+def _z_loss(logits: Tensor) -> Tensor:
+    """`z_loss_func`: logsumexp keeps its input and its result, the square its own input."""
+    rows = logits.shape[:-1]
+    out = new(logits, rows, op="logsumexp")
+
+    def rule(node: object, grads: list[Tensor]) -> list[Tensor]:
+        return [new(grads[0], logits.shape, op="logsumexp_backward")]
+
+    saves = [(logits, "the logits, for the z-loss"), (out, "the z-loss's logsumexp")]
+    custom("LogsumexpBackward0", rule, (logits,), saves, [out])
+    return mul_scalar(total(power(out)))
+
+
+def _with_loss(x: Tensor, loss: Tensor) -> Tensor:
+    """`MoEAuxLossAutoScaler`: x as it is, and a loss that its backward sets off."""
+    out = Tensor(x.tape, x.shape, x.strides, x.dtype, x.storage)
+    custom(
+        "MoEAuxLossAutoScaler",
+        lambda node, grads: [grads[0], new(loss, (), op="mul")],
+        (x, loss),
+        [(loss, "a loss of the router")],
+        [out],
+    )
+    return out
+
+
+__all__ = ["route"]
