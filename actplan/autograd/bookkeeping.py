@@ -29,7 +29,8 @@ class Bookkeeping:
         called: the paths of all modules that were run; a set put here is filled.
         checkpoints, rebuilt_bytes: how many parts are checkpointed, and what the replay of each one allocated.
         buffers: path -> stage and bytes (rounded) of what a module holds from step to step and is no parameter.
-        caches: name -> bytes (rounded) of what the framework keeps from step to step, once for all modules.
+        caches: (stage, name) -> bytes (rounded) of what the framework keeps from step to step, one of a name for all
+            that ask for it.
         device: whose kernels save: what dropout and LayerNorm keep differs (`ops.dropout`, `ops.layer_norm`).
     """
 
@@ -42,7 +43,7 @@ class Bookkeeping:
         self.checkpoints = 0
         self.rebuilt_bytes: dict[int, int] = {}
         self.buffers: dict[str, tuple[int, int]] = {}
-        self.caches: dict[str, int] = {}
+        self.caches: dict[tuple[int, str], int] = {}
         self.device = "cpu"
         self.path = ""
         self.stage = OUTSIDE
@@ -61,9 +62,10 @@ class Bookkeeping:
         """The running module has a buffer of that name, which no op here reads."""
         self.buffers[f"{self.path}.{name}"] = self.stage, rounded(numel * dtype.itemsize)
 
-    def keep_cache(self, name: str, nbytes: int) -> None:
-        """The framework keeps so many bytes under that name, where it has not kept more already."""
-        self.caches[name] = max(self.caches.get(name, 0), rounded(nbytes))
+    def keep_cache(self, name: str, nbytes: int, stage: int | None = None) -> None:
+        """The framework keeps so many bytes under that name; `stage`: the one that asks, where it is not running."""
+        key = self.stage if stage is None else stage, name
+        self.caches[key] = max(self.caches.get(key, 0), rounded(nbytes))
 
     def enter(self, storage: Storage, shape: Shape, dtype: DType, op: str, reason: str) -> SavedTensor:
         """Write a storage, seen in that shape and type, into the ledger unless it is there; its row."""

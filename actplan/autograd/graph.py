@@ -336,10 +336,10 @@ class Tape(Bookkeeping):
         finally:
             self.grad_enabled = before
 
-    def cached(self, name: str, shape: Shape, dtype: DType) -> Tensor:
+    def cached(self, name: str, shape: Shape, dtype: DType, stage: int | None = None) -> Tensor:
         """A tensor that the framework keeps from step to step under a name, as large as the largest it was asked for:
         nothing that a step allocates (`Bookkeeping.caches`)."""
-        self.keep_cache(name, dtype.itemsize * prod(shape))
+        self.keep_cache(name, dtype.itemsize * prod(shape), stage)
         return Tensor(self, shape, contiguous_strides(shape), dtype, Storage(0, None, self.path, "cache"))
 
     @contextmanager

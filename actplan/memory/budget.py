@@ -158,7 +158,13 @@ def _inputs(plan: StagePlan, body: Body) -> Iterable[Line]:
     tokens = body.run.tokens if plan.embedding or plan.head else 0
     # every stage has the modules that make position tables
     buffers = profile.embedding.buffers + layers + profile.head.buffers
-    lines = step_lines(tokens, buffers, viewed=profile.has_token_ids and plan.embedding)
+    caches: dict[str, int] = {}
+    stages = [profile.embedding] if plan.embedding else []
+    stages += [layer for first, last in plan.chunks for layer in profile.layers[first : last + 1]]
+    for stage in [*stages, *([profile.head] if plan.head else [])]:
+        for name, size in stage.caches.items():
+            caches[name] = max(size, caches.get(name, 0))
+    lines = step_lines(tokens, buffers, sum(caches.values()), viewed=profile.has_token_ids and plan.embedding)
     return (line for line in lines if line.nbytes)
 
 

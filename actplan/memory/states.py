@@ -77,11 +77,12 @@ def states(
     return States(tuple(line for line in lines if line.nbytes), _host_bytes(held, strategy), paged, streams)
 
 
-def step_lines(tokens: int, buffers: int, *, viewed: bool = False) -> list[Line]:
+def step_lines(tokens: int, buffers: int, caches: int = 0, *, viewed: bool = False) -> list[Line]:
     """What a step needs beside states: its token ids, and what modules hold that is no parameter.
 
     Args:
-        tokens: of one micro-batch on this rank. buffers: bytes, as the allocator counts them.
+        tokens: of one micro-batch on this rank. buffers: bytes, as the allocator counts them. caches: bytes of what the
+            framework keeps for all modules together (`profile.layers.LayerProfile.caches`).
         viewed: whether forward and backward count the token ids themselves, through a view that the model makes.
     """
     reason = "token ids of a micro-batch, int64, which are its labels too"
@@ -89,7 +90,13 @@ def step_lines(tokens: int, buffers: int, *, viewed: bool = False) -> list[Line]
     size = rounded(INT64.itemsize * tokens)
     ids = Line("workspace", "token ids", size, phases, reason, "torch.utils.data.DataLoader")
     reason = "buffers of modules: the frequencies that position tables are made from, scales, routers' biases"
-    return [ids, Line("workspace", "buffers", buffers, ALWAYS, reason, "torch.nn.Module.register_buffer")]
+    kept = "workspaces of products, and a dummy gradient for each shape of a weight whose product adds into its buffer"
+    source = "transformer_engine/pytorch/module/base.py 2.20.2, get_dummy_wgrad, get_cublas_workspace"
+    return [
+        ids,
+        Line("workspace", "buffers", buffers, ALWAYS, reason, "torch.nn.Module.register_buffer"),
+        Line("workspace", "kept by the framework", caches, ALWAYS, kept, source),
+    ]
 
 
 def _parameters(held: Sequence[Piece], recipe: Recipe, padding: int) -> list[Line]:

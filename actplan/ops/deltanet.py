@@ -65,9 +65,8 @@ def delta_rule_flops(batch: int, length: int, heads: int, key_dim: int, value_di
     return 2 * batch * heads * chunks * (within + state)
 
 
-def _fla_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
-    held = [node.unpack(i) for i in range(8)]  # all of them, until the kernel is done
-    q, k, v, g, beta = (held[i] for i in (0, 2, 4, 5, 6))
+def _chunk_gradients(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> list[Tensor]:
+    """The gradients of the five, after what the kernels of backward allocate on the way (fla/ops/gated_delta_rule)."""
     batch, length, _, dim = q.shape
     heads, value_dim = v.shape[2:]
     w = new(k, (batch, length, heads, dim), op="w")
@@ -85,18 +84,17 @@ def _fla_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
     return made
 
 
-def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-    """chunk_gated_delta_rule of q, k [B, T, H, dk], v [B, T, HV, dv], g and beta [B, T, HV], with its norm of q and k.
+def _fla_backward(node: Node, grads: list[Tensor]) -> list[Tensor]:
+    held = [node.unpack(i) for i in range(8)]  # all of them, until the kernel is done
+    made = _chunk_gradients(*(held[i] for i in (0, 2, 4, 5, 6)))
+    del held
+    return made
 
-    fla/ops/gated_delta_rule/chunk.py and fla/modules/l2norm.py, fla-core 0.6.0: keeps the normalised q and k with
-    their norms, v, the cumulative gate in fp32, beta and the chunk matrices A; states are computed again.
-    """
-    inputs = (q, k, v, g, beta)
-    q, k, v, g, beta = (raw_contiguous(x) for x in inputs)
-    batch, length, heads, dim = q.shape
+
+def _chunks(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The cumulative gate and the matrices A of each chunk, which are kept, and the output."""
+    batch, length, _heads, dim = q.shape
     value_heads, value_dim = v.shape[2:]
-    q_norm, k_norm = new(q, q.shape, op="l2norm"), new(k, k.shape, op="l2norm")
-    q_rstd, k_rstd = (new(q, (batch, length, heads), FP32, "rstd") for _ in range(2))
     g_sum = new(q, (batch, length, value_heads), FP32, "chunk_local_cumsum")
     A = new(k, (batch, length, value_heads, CHUNK), op="A")
     w = new(k, (batch, length, value_heads, dim), op="w")
@@ -106,16 +104,61 @@ def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> 
     # an autograd.Function over Triton kernels: nothing that selective checkpointing could keep
     q.tape.count_flops(delta_rule_flops(batch, length, value_heads, dim, value_dim))
     out = new(v, (batch, length, value_heads, value_dim), op="chunk_gated_delta_rule")
+    del w, u, h, v_new
+    return g_sum, A, out
+
+
+GATE, STRENGTH = "the cumulative gate of each chunk", "the write strength"
+SOLVED = "the solved 64 × 64 matrix of each chunk"
+
+
+def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """chunk_gated_delta_rule of normalised queries and keys, [B, T, HV, d] as the values: keeps them as they are."""
+    g_sum, A, out = _chunks(q, k, v)
+
+    def rule(node: Node, grads: list[Tensor]) -> list[Tensor]:
+        held = [node.unpack(i) for i in range(6)]
+        made = _chunk_gradients(*held[:5])
+        del held
+        return made
+
+    saves = [(q, "the queries"), (k, "the keys"), (v, "the values"), (g_sum, GATE), (beta, STRENGTH), (A, SOLVED)]
+    custom("ChunkGatedDeltaRuleFunction", rule, (q, k, v, g, beta), saves, [out])
+    return out
+
+
+def l2_norm(x: Tensor) -> Tensor:
+    """fla.modules.l2norm.l2norm: keeps its output and each row's norm, in fp32."""
+    out, norms = new(x, x.shape, op="l2norm"), new(x, x.shape[:-1], FP32, "rstd")
+
+    def rule(node: Node, grads: list[Tensor]) -> list[Tensor]:
+        return [new(grads[0], node.unpack(0).shape, op="l2norm_bwd")]
+
+    custom("L2NormFunction", rule, (x,), [(out, "the normalised rows"), (norms, "the norms of the rows")], [out])
+    return out
+
+
+def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """chunk_gated_delta_rule of q, k [B, T, H, dk], v [B, T, HV, dv], g and beta [B, T, HV], with its norm of q and k.
+
+    fla/ops/gated_delta_rule/chunk.py and fla/modules/l2norm.py, fla-core 0.6.0: keeps the normalised q and k with
+    their norms, v, the cumulative gate in fp32, beta and the chunk matrices A; states are computed again.
+    """
+    inputs = (q, k, v, g, beta)
+    q, k, v, g, beta = (raw_contiguous(x) for x in inputs)
+    batch, length, heads, _dim = q.shape
+    q_norm, k_norm = new(q, q.shape, op="l2norm"), new(k, k.shape, op="l2norm")
+    q_rstd, k_rstd = (new(q, (batch, length, heads), FP32, "rstd") for _ in range(2))
+    g_sum, A, out = _chunks(q, k, v)
     saves = [
         (q_norm, "the normalised queries"),
         (q_rstd, "the norms of the queries"),
         (k_norm, "the normalised keys"),
         (k_rstd, "the norms of the keys"),
         (v, "the values"),
-        (g_sum, "the cumulative gate of each chunk"),
-        (beta, "the write strength"),
-        (A, "the solved 64 × 64 matrix of each chunk"),
+        (g_sum, GATE),
+        (beta, STRENGTH),
+        (A, SOLVED),
     ]
     custom("ChunkGatedDeltaRuleFunction", _fla_backward, inputs, saves, [out])
-    del w, u, h, v_new
     return out

@@ -17,4 +17,4 @@ def weight_gradient(weight: Tensor, *, fused: bool, shape: Shape | None = None) 
     if not fused:
         return weight.tape.empty(shape, weight.dtype, "wgrad")
     name = f"dummy weight gradient of {' × '.join(map(str, shape))}"
-    return weight.tape.cached(name, shape, weight.dtype)
+    return weight.tape.cached(name, shape, weight.dtype, weight.storage.stage)

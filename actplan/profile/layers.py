@@ -40,6 +40,8 @@ class LayerProfile(msgspec.Struct, frozen=True):
         rebuilt: bytes that these allocate when they run again.
         owed: bytes, of `stage.g`, that a split backward keeps for the gradients of its weights.
         buffers: bytes of what its modules hold from step to step that is no parameter, as the allocator counts them.
+        caches: bytes, as the allocator counts them, of what it has the framework keep from step to step, by name; on a
+            rank those of one name are one, as large as the largest.
         formed: the parameters whose gradients its forward makes (a loss that runs its backward in chunks).
         ascent: of its backward where it is stored; ascent_again: where it was replayed; ascent_replay: of the replay.
     """
@@ -60,6 +62,7 @@ class LayerProfile(msgspec.Struct, frozen=True):
     rebuilt: int = 0
     owed: int = 0
     buffers: int = 0
+    caches: dict[str, int] = {}
     formed: tuple[Parameter, ...] = ()
     ascent: Ascent = Ascent()
     ascent_again: Ascent = Ascent()

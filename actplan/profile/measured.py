@@ -240,6 +240,7 @@ class _Measured:
             holds=self._holds(i),
             captured=captured(self.dropped, i),
             owed=trace.postponed,
+            caches={name: size for (stage, name), size in self.stored.tape.caches.items() if stage == i},
             buffers=sum(size for stage, size in self.stored.tape.buffers.values() if stage == i),
             ascent=ascent(trace, points, shift=0 if tables else self.dead(i)),
             formed=tuple(_described(p.parameter or "", p) for p in trace.formed),

@@ -70,6 +70,11 @@ def core_attention(m: Scope, query: Tensor, key: Tensor, value: Tensor, probabil
     """The kernel of the run."""
     if m.is_local:
         return _local(m, query, key, value, probability)
+    if m.mesh.cp > 1:
+        from ...ops.te_context import ring
+
+        name, flash = ("flash_attention", True) if m.run.attention == "flash" else ("fused_attention", False)
+        return m.call(name, lambda m: ring(query, key, value, m.mesh.cp, flash=flash))
     if m.run.attention == "eager":
         return m.call("unfused_attention", _unfused, query, key, value, probability)
     if m.run.attention == "flash":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...autograd import Tensor
 from ...autograd.reentrant import WithoutOutput
-from ...model import Attention, LatentAttention, Layer, Mlp, Moe
+from ...model import Attention, GatedDeltaNet, LatentAttention, Layer, Mlp, Moe
 from ...ops.dropout import dropout
 from ...ops.elementwise import add
 from ...ops.fused_function import bias_dropout_add
@@ -21,7 +21,7 @@ def transformer_layer(m: Scope, hidden: Tensor, spec: Layer) -> Tensor:
 
 def _attention(m: Scope, hidden: Tensor, spec: Layer) -> Tensor:
     """The norm is a module of its own before local layers, and before latent attention, whose projections are two."""
-    fused = not m.is_local and isinstance(spec.mixer, Attention)
+    fused = not m.is_local and not isinstance(spec.mixer, LatentAttention)
     normed, part = (hidden, None) if fused else separate_norm(m, "input_layernorm", hidden, spec)
     output, bias = _mixed(m, normed, spec)
     del normed
@@ -34,6 +34,10 @@ def _mixed(m: Scope, x: Tensor, spec: Layer) -> tuple[Tensor, Tensor | None]:
     """The mixer's output, and the bias that is added to it later."""
     if isinstance(spec.mixer, Attention):
         return m.call("self_attention", self_attention, x, spec.mixer, spec.norm, spec.mixer.rope)
+    if isinstance(spec.mixer, GatedDeltaNet):
+        from .delta import gated_deltanet
+
+        return m.call("self_attention", gated_deltanet, x, spec.mixer, spec.norm), None
     assert isinstance(spec.mixer, LatentAttention)
     from .mla import latent_attention
 

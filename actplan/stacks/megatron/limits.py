@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...basics.errors import InputError
 from ...basics.units import FP32
-from ...model import Attention, LatentAttention, Layer, Model, Moe
+from ...model import Attention, GatedDeltaNet, LatentAttention, Layer, Model, Moe
 from ...training import Run
 from ...training.megatron import MegatronOptions
 from ...training.stacks import refuse_words
@@ -35,7 +35,7 @@ def check(model: Model, run: Run, options: MegatronOptions, keeps: Keeps) -> Non
         wrong = "Megatron-Core keeps no single outputs of a layer that is run again"
         raise InputError(wrong, where="--checkpoint", allowed="layer, every:K, first:N, modules:")
     for layer in dict.fromkeys(model.layers):
-        _check_layer(model, layer, run)
+        _check_layer(model, layer, local=options.transformer_impl == "local")
     if model.exits:
         raise InputError("Megatron-Core has no early exits", where="exits", allowed="--stack transformers")
 
@@ -58,18 +58,29 @@ def _check_words(run: Run, options: MegatronOptions) -> None:
         **({"--attention": local} if options.transformer_impl == "local" else {}),
     }
     refuse_words("megatron", given, allowed, reasons)
+    if run.mesh.cp > 1:
+        _check_context(run)
     if run.dtype is FP32:
         raise InputError("Transformer Engine's layers are planned in 16 bits", where="--dtype", allowed="bf16, fp16")
     wrong = {
         "--lora-rank": run.adapters, "--quantise": run.quantised, "--qat": run.fake_quantised,
         "--freeze": None if run.trains_all or run.adapters or run.quantised else run.frozen,
         "--hold-logits": run.hold_logits or None, "--padding": run.padding_mask or None,
-        "--checkpoint-dtype": run.checkpoint_dtype, "--mtp": run.mtp or None,
-        "--cp": run.mesh.cp if run.mesh.cp > 1 else None,
-    }  # fmt: skip
+        "--checkpoint-dtype": run.checkpoint_dtype, "--mtp": run.mtp or None,    }  # fmt: skip
     for option, value in wrong.items():
         if value is not None:
             raise InputError("not planned with --stack megatron", where=option, allowed="--stack transformers")
+
+
+def _check_context(run: Run) -> None:
+    """Raise InputError for a way of dividing the sequence that is not planned."""
+    if run.context_attention != "ring":
+        wrong = f"{run.context_attention} attention is not planned with --stack megatron"
+        raise InputError(wrong, where="--cp-attention", allowed="ring (cp_comm_type p2p)")
+    if run.attention == "eager":
+        raise InputError("unfused attention needs the whole sequence", where="--attention", allowed="cudnn, flash")
+    if run.local_length % 2:
+        raise InputError("each rank takes two chunks of the sequence", where="--cp", allowed="an even local length")
 
 
 def check_parts(m: Scope) -> None:
@@ -80,17 +91,23 @@ def check_parts(m: Scope) -> None:
         )
 
 
-def _check_layer(model: Model, layer: Layer, run: Run) -> None:
+def _is_odd(mixer: Attention) -> bool:
+    return mixer.sinks or mixer.softcap or mixer.sliding_window is not None
+
+
+def _check_layer(model: Model, layer: Layer, *, local: bool) -> None:
     wrong = None
     if layer.residual.type != "pre_norm" and not layer.residual.type.startswith("pre_norm_"):
         wrong = f"a residual stream of kind {layer.residual.type}"
     elif layer.beside is not None:
         wrong = "two mixers side by side"
-    elif not isinstance(layer.mixer, (Attention, LatentAttention)):
+    elif not isinstance(layer.mixer, (Attention, GatedDeltaNet, LatentAttention)):
         wrong = f"a mixer of kind {layer.kind}"
-    elif isinstance(layer.mixer, LatentAttention):
-        wrong = "biases in latent attention" if layer.mixer.bias else None
-    elif layer.mixer.sinks or layer.mixer.softcap or layer.mixer.sliding_window:
+    elif isinstance(layer.mixer, LatentAttention) and layer.mixer.bias:
+        wrong = "biases in latent attention"
+    elif isinstance(layer.mixer, GatedDeltaNet) and local:
+        wrong = "Gated DeltaNet, which local layers do not have,"
+    elif isinstance(layer.mixer, Attention) and _is_odd(layer.mixer):
         wrong = "attention with sinks, softcap or windows"
     elif layer.mlp is None:
         wrong = "a layer without a feed-forward network"
