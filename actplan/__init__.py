@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .basics import __version__
     from .basics.errors import ActplanError, InputError
     from .basics.units import parse_dtype
     from .library import budget, estimate, ledger, plan, sweep
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from .training.mesh import Mesh
     from .training.policies import parse_policy
 
-__version__ = "0.1.0"
-
 _HOMES = {
+    "__version__": "basics",
     **dict.fromkeys(("ActplanError", "InputError"), "basics.errors"),
     "parse_dtype": "basics.units",
     **dict.fromkeys(("budget", "estimate", "ledger", "plan", "sweep"), "library"),

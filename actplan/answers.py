@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from .basics.errors import InputError
@@ -16,7 +17,7 @@ from .basics.units import parse_count, parse_tokens
 from .checkpointing import textbook
 from .checkpointing.accounting import autograd, compared, peak
 from .checkpointing.segmented import segmented, subject
-from .checkpointing.table import Table
+from .checkpointing.table import Table, selective, with_fused_loss
 from .memory.setup import Setup, job_of, target_of
 from .model import Model
 from .notes import estimate as notes
@@ -64,7 +65,7 @@ def estimate(model: Model | TracedModel, run: Run, setup: Setup = NOTHING_ASKED)
 
     Raises InputError for a setup that contradicts itself or the run, and for what a ledger does not tell.
     """
-    report = _three_estimates(model, run)
+    report = _named(_three_estimates(model, run), run, setup.recipe)
     if setup.wanted:
         report = _budgeted(report, model, run, setup)
     elif setup.fit_on != "device" or setup.strict:
@@ -84,6 +85,7 @@ def _three_estimates(model: Model | TracedModel, run: Run) -> Report:
     stack_of(run).check(model, run)
     table = Table(model, run)
     chosen = segmented(model, run, run.checkpoint)
+    weights = sum(p.nbytes for stage in chosen.profile.stages for p in stage.parameters)
     plain = textbook.residual(model, run)
     return Report(
         model=model_info(model, run),
@@ -93,11 +95,21 @@ def _three_estimates(model: Model | TracedModel, run: Run) -> Report:
             textbook=textbook.textbook(model, run),
             autograd=autograd(chosen, plain.saved_bytes),
             checkpointed=_checkpointed(table, run),
+            weights_bytes=weights,
         ),
-        segmentations=table.rows(),
+        segmentations=with_fused_loss(model, run, table.rows()),
+        selective=with_fused_loss(model, run, selective(run, table)),
         peak=peak(chosen),
         notes=notes.notes(model, run, table, chosen),
     )
+
+
+def _named(report: Report, run: Run, recipe: str | None = None) -> Report:
+    """The report with the mesh and the recipe of its run."""
+    if report.run is UNSET:
+        return report
+    name = recipe or run.own_recipe
+    return replace(report, run=replace(report.run, mesh=run.mesh.degrees, recipe=name))
 
 
 def _budgeted(report: Report, model: Model | TracedModel, run: Run, setup: Setup) -> Report:
@@ -173,7 +185,7 @@ def ledger(
         from .checkpointing import ledger as rows
 
         stack_of(run).check(model, run)
-        about = Report(model=model_info(model, run), run=run_info(model, run))
+        about = _named(Report(model=model_info(model, run), run=run_info(model, run)), run)
         if at_peak:
             return replace(about, peak=rows.at_peak(model, run))
         return replace(about, ledger=rows.ledger(model, run, layer=layer, kind=kind))
@@ -182,11 +194,12 @@ def ledger(
     if layer is not None or kind is not None or at_peak:
         raise InputError("a ledger is printed whole", where="--ledger", allowed="without --layer, --kind, --at-peak")
     found = traced.Traced(model.ledger, run)
-    return Report(
+    about = Report(
         model=traced.model_info(found, model.source),
         run=traced.run_info(model.ledger, run),
         ledger=traced.ledger_rows(found),
     )
+    return _named(about, run)
 
 
 def layer_bar(model: Model | TracedModel, run: Run) -> list[tuple[str, str, int]]:
@@ -227,7 +240,8 @@ def plan(model: Model | TracedModel, run: Run, goal: Goal) -> Report:
     if room is not None and goal.largest is None:
         one = planning.plan(model, run, room, reserved_bytes=goal.taken, **how)
         parts["plan"], said = one, notes.plan_notes(model, run, one)
-    return Report(model=model_info(model, run), run=run_info(model, run), **parts, notes=said)
+    about = Report(model=model_info(model, run), run=run_info(model, run), **parts, notes=said)
+    return _named(about, run)
 
 
 def _plan_of_ledger(model: TracedModel, run: Run, goal: Goal) -> Report:
@@ -243,12 +257,13 @@ def _plan_of_ledger(model: TracedModel, run: Run, goal: Goal) -> Report:
         check_verdict(model.ledger)
     found = traced.Traced(model.ledger, run)
     numbers = {place: layer for layer, place in enumerate(found.places)}
-    return replace(
+    about = replace(
         _plan_of_chain(found.chain, goal, numbers),
         model=traced.model_info(found, model.source),
         run=traced.run_info(model.ledger, run),
         notes=traced.notes(found),
     )
+    return _named(about, run)
 
 
 def plan_chain(path: str, name: str | None, goal: Goal) -> Report:

@@ -1,21 +1,23 @@
-"""The segmentation table: every kind of policy, in both accountings."""
+"""The segmentation table: every kind of policy, in both accountings; beside it selective ones, and fused losses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from ..basics.errors import InputError
 from ..model import Model
 from ..report import Accounting, Segmentation
 from ..stacks import stack_of
 from ..training import Run
-from ..training.policies import EveryK, NoCheckpoint, Policy
+from ..training.policies import EveryK, NoCheckpoint, Policy, Selective, parse_policy
 from . import textbook
 from .accounting import accounting, usual
-from .segmented import Segmented, subject
+from .segmented import Segmented, Subject, subject
 
 
 class Table:
@@ -110,3 +112,44 @@ class Table:
             reduction_bytes=row.reduction_bytes - kept,
             reduction_ratio=row.reduction_ratio * row.peak_bytes / peak,
         )
+
+
+# --- beside the table ----------------------------------------------------------------------------------------------
+
+CHEAP = Selective(("attention", "matmul"))
+"""Every product's output and attention's are kept, so that what runs again is next to free."""
+
+
+def selective(run: Run, table: Table) -> tuple[Segmentation, ...]:
+    """Return the rows of policies that keep single outputs; none that is a row of the table already.
+
+    A model whose layers have no output to keep has no such row.
+    """
+    if str(run.checkpoint) == str(CHEAP):
+        return ()
+    try:
+        return (table.row(CHEAP),)
+    except InputError:
+        return ()
+
+
+def with_fused_loss(model: Model, run: Run, rows: Sequence[Segmentation]) -> tuple[Segmentation, ...]:
+    """Return the rows with autograd's peak under a fused loss, in bytes.
+
+    As they are where the loss is no larger than a fused one, or where none runs on this mesh.
+    """
+    if not run.loss_kind.logits_sized:
+        return tuple(rows)
+    try:
+        fused = subject(model, replace(run, loss=run.fused_loss))
+        return tuple(replace(row, fused_loss_peak_bytes=_peak(fused, row)) for row in rows)
+    except InputError:
+        return tuple(rows)
+
+
+def _peak(fused: Subject, row: Segmentation) -> int:
+    return fused.under(_policy(row)).peak_bytes
+
+
+def _policy(row: Segmentation) -> Policy:
+    return parse_policy(row.policy, "--checkpoint")

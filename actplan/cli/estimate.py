@@ -8,7 +8,7 @@ from ..memory.setup import Setup
 from .grouping import grouped
 from .model_options import ModelOptions
 from .options import RunOptions
-from .output import OutputOptions
+from .output import OutputOptions, ViewOptions
 from .settled import FileOptions, asked
 
 if TYPE_CHECKING:
@@ -18,9 +18,19 @@ if TYPE_CHECKING:
     from ..traced import TracedModel
     from ..training import Run
 
+ANSWER = ViewOptions()
+"""The answer alone."""
+
 
 @grouped
-def command(model: ModelOptions, run: RunOptions, budget: Setup, files: FileOptions, output: OutputOptions) -> int:
+def command(
+    model: ModelOptions,
+    run: RunOptions,
+    budget: Setup,
+    files: FileOptions,
+    output: OutputOptions,
+    view: ViewOptions,
+) -> int:
     """What a training step keeps for backward, and what each way of checkpointing saves and costs.
 
     Three estimates side by side: the residual stream, the textbook count, and what PyTorch's autograd really
@@ -28,10 +38,13 @@ def command(model: ModelOptions, run: RunOptions, budget: Setup, files: FileOpti
     whether it fits (exit 1 if not).
     """
     output.kind()
-    return show(*asked(*files.applied(model, run, budget)), output)
+    view.check(output)
+    return show(*asked(*files.applied(model, run, budget)), output, view)
 
 
-def show(planned: Model | TracedModel, run: Run, setup: Setup, output: OutputOptions) -> int:
+def show(
+    planned: Model | TracedModel, run: Run, setup: Setup, output: OutputOptions, view: ViewOptions = ANSWER
+) -> int:
     """Print the estimate of a run, and return the exit code: 1 where it does not fit."""
     from msgspec import UNSET
 
@@ -42,7 +55,8 @@ def show(planned: Model | TracedModel, run: Run, setup: Setup, output: OutputOpt
     def blocks() -> list[Block]:
         from ..render.estimate import blocks
 
-        return blocks(report, bars=answers.layer_bar(planned, run))
+        bars = answers.layer_bar(planned, run) if view.details else ()
+        return blocks(report, bars=bars, view=view.view())
 
     def sheet() -> Sheet:
         from ..render.estimate import sheet

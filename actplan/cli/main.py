@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import NoReturn
 
 from ..basics.errors import ActplanError
-from . import interrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The `actplan` command. Never returns."""
-    interrupt.install()
+    interruptible()
     gc.set_threshold(100_000, 50, 50)  # a command is short: what reference counts do not free need not be looked for
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
@@ -67,3 +68,29 @@ def _say(message: str, code: int) -> int:
 
         print(representable(f"actplan: {printable(message)}", sys.stderr.encoding), file=sys.stderr)
     return code
+
+
+# --- Ctrl-C, wherever it falls -------------------------------------------------------------------------------------
+
+SOON = 0.01
+"""Seconds until the next try."""
+
+
+def interruptible() -> None:
+    """Raise KeyboardInterrupt on SIGINT; inside a finaliser, where Python drops it, a moment later.
+
+    The shape autograd counts storages in `__del__`, so a sweep is often in one.
+    """
+    if hasattr(signal, "setitimer") and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    at = frame
+    while at is not None:
+        if at.f_code.co_name == "__del__":
+            signal.setitimer(signal.ITIMER_REAL, SOON)
+            return
+        at = at.f_back
+    raise KeyboardInterrupt

@@ -17,6 +17,7 @@ from ..basics.errors import InputError
 if TYPE_CHECKING:
     from ..render.blocks import Block
     from ..render.csv import Sheet
+    from ..render.view import View
 
 FORMATS = ("table", "json", "csv", "markdown")
 _SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown"}
@@ -38,8 +39,19 @@ class OutputOptions:
         str | None, Option("-o", "--output", metavar="FILE", help="Write a file (whole or not at all).")
     ] = None
 
+    quiet: Annotated[
+        bool, Option("-q", "--quiet", help="Print nothing: the exit code, and what -o writes, are the answer.")
+    ] = False
+
+    @property
+    def is_screen(self) -> bool:
+        """Whether the result is laid out for people."""
+        return self.get is None and self.kind() in ("table", "markdown")
+
     def kind(self) -> str:
         """The format, checked. Call it before the work, so that a typo costs nothing."""
+        if self.quiet and self.get is not None:
+            raise InputError("--quiet prints nothing and --get a value", where="--quiet", allowed="one of them")
         if self.format is None:
             return _SUFFIXES.get(Path(self.output or "").suffix.lower(), "table")
         if self.format not in FORMATS:
@@ -55,6 +67,8 @@ class OutputOptions:
     ) -> None:
         """Print `data` (the JSON), or its view as blocks of text, or as a sheet: whatever is asked for."""
         kind = self.kind()
+        if self.quiet and self.output is None:
+            return
         if self.get is not None:
             from ..render.select import select
 
@@ -77,10 +91,12 @@ class OutputOptions:
         self._write(text)
 
     def _table(self, blocks: Sequence[Block]) -> str:
-        if self.output is None and sys.stdout is not None and sys.stdout.isatty():
-            from ..render.terminal import to_terminal
+        if self.output is None and sys.stdout is not None:
+            shown = sys.stdout.isatty()
+            if shown or os.environ.get("FORCE_COLOR"):
+                from ..render.terminal import NATURAL, to_terminal
 
-            return to_terminal(blocks, sys.stdout)
+                return to_terminal(blocks, sys.stdout, width=None if shown else NATURAL)
         from ..render.text import to_text
 
         return to_text(blocks)
@@ -90,6 +106,38 @@ class OutputOptions:
             write(text, json=json)
         else:
             write_file(Path(self.output), text)
+
+
+@dataclass(frozen=True)
+class NotesOptions:
+    """The notes that change no decision."""
+
+    notes: Annotated[
+        bool, Option("--notes", help="Every note, not only the three at most that may change a decision.")
+    ] = False
+
+    def check(self, output: OutputOptions) -> None:
+        """Errors if a screen is asked for more where no screen is printed: JSON always has everything."""
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) and not output.is_screen:
+                wrong = f"--{name} is about the screen"
+                raise InputError(wrong, where=f"--{name}", allowed="table and markdown; JSON always has everything")
+
+    def view(self) -> View:
+        """The same words, for what renders."""
+        from ..render.view import View
+
+        return View(**{name: getattr(self, name) for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class ViewOptions(NotesOptions):
+    """What the numbers are made of, and all notes."""
+
+    details: Annotated[
+        bool,
+        Option("--details", help="Boundaries, working sets, a layer's tensors and bands too."),
+    ] = False
 
 
 def write(text: str, *, json: bool = False) -> None:

@@ -12,7 +12,7 @@ from ..basics.errors import InputError
 from .grouping import grouped
 from .model_options import ModelOptions
 from .options import RunOptions
-from .output import OutputOptions, write, write_file
+from .output import NotesOptions, OutputOptions, write, write_file
 from .settled import FileOptions, without_budget
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def command(
     run: RunOptions,
     files: FileOptions,
     output: OutputOptions,
+    view: NotesOptions,
     *,
     limit: Annotated[
         str | None, Option("--limit", metavar="SIZE", help="What the step's peak must stay within, such as 40GiB.")
@@ -63,6 +64,7 @@ def command(
     """
     picture = output.output is not None and Path(output.output).suffix.lower() in PICTURES
     output.kind()
+    view.check(output)
     if picture:
         _check_picture(output, frontier=frontier)
     from ..checkpointing.goal import Goal
@@ -82,9 +84,9 @@ def command(
         room = None if goal.room is None else goal.room - goal.taken
         _draw(Path(str(output.output)), report, title or model.reference, room)
     else:
-        from ..render import plan as view
+        from ..render import plan as screen
 
-        output.emit(report, lambda: view.blocks(report, chain=title), lambda: view.sheet(report))
+        output.emit(report, lambda: screen.blocks(report, chain=title, view=view.view()), lambda: screen.sheet(report))
     return _exit_code(report)
 
 

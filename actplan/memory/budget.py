@@ -74,7 +74,7 @@ def budget(body: Body, job: Job) -> Budget:
     return Budget(
         recipe=job.recipe.name,
         optimizer=job.recipe.optimizer.name,
-        mesh=degrees(run.mesh),
+        mesh=run.mesh.degrees,
         phases=worst.phases,
         peak_phase=worst.peak.phase,
         total_bytes=total,
@@ -93,11 +93,6 @@ def budget(body: Body, job: Job) -> Budget:
         pools=tuple(map(_pool, worst.states.pools)) or UNSET,
         schedule=schedule.name if (schedule := job.schedule_of(run.mesh)) is not None else UNSET,
     )
-
-
-def degrees(mesh: Mesh) -> dict[str, int]:
-    """Every degree, 1 where nothing is divided."""
-    return {name: int(getattr(mesh, name)) for name in Mesh.__struct_fields__}
 
 
 # --- what a step allocates ------------------------------------------------------------------------------------
@@ -252,4 +247,4 @@ def _framework(mesh: Mesh, gpu: Gpu | None) -> tuple[int, int]:
     return framework_bytes(gpu, groups=groups)
 
 
-__all__ = ["Body", "Job", "budget", "degrees"]
+__all__ = ["Body", "Job", "budget"]

@@ -159,10 +159,9 @@ def _offloaded(setup: Setup) -> tuple[str, ...]:
 
 
 def _recipe(run: Run, setup: Setup, offloaded: tuple[str, ...]) -> Recipe:
-    from ..training.recipe_run import default_recipe
     from ..training.recipes import Offload, load_recipe
 
-    recipe = load_recipe(setup.recipe or default_recipe(run), setup.optimizer)
+    recipe = load_recipe(setup.recipe or run.own_recipe, setup.optimizer)
     changes: dict[str, object] = {"sharding": _sharding(recipe.sharding, setup)}
     moved = Offload(parameters="parameters" in offloaded, optimizer="optimizer" in offloaded)
     if moved != Offload():

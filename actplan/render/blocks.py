@@ -8,15 +8,23 @@ from typing import Union
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of text; a title stands out."""
+    """One line of text.
+
+    Attributes:
+        title: whether it stands out.
+        tone: what it says of the run: fits, tight or no; such a line stands apart, in green, yellow or red.
+        apart: whether a blank line comes before it.
+    """
 
     text: str
     title: bool = False
+    tone: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark, wrapped to the width of a terminal."""
+    """A remark, wrapped to the width of a terminal. The label `!` marks one that may change a decision."""
 
     text: str
     label: str = "note"
@@ -24,15 +32,19 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column. `group` stands above the titles, once for neighbours that share it.
+    """A table's column.
 
-    essential: kept on a terminal that is too narrow for the whole table.
+    Attributes:
+        group: stands above the titles, once for neighbours that share it.
+        spare: 0 for a column that a narrow terminal keeps too; of the others the largest go first.
+        below: whether it moves to a line below its row, where all that is left is still too wide.
     """
 
     title: str
     group: str = ""
     right: bool = True
-    essential: bool = True
+    spare: int = 0
+    below: bool = False
 
     @property
     def full_title(self) -> str:
@@ -41,12 +53,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells in columns; `chosen` rows stand out."""
+    """Cells in columns; `chosen` rows stand out. `under`: a line below each row, where there are any."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     title: str = ""
     chosen: frozenset[int] = frozenset()
+    under: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for row in self.rows:

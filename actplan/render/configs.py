@@ -24,7 +24,7 @@ def blocks(data: Mapping[str, Any]) -> list[Block]:
         made.append(Line(f"model {data['model']}"))
     sources = {one["field"]: one["source"] for one in data["defaults_used"]}
     rows = tuple((name, _text(value), sources.get(name, "")) for name, value in data["read"].items())
-    made.append(Table((_left("setting"), _left("read as"), _left("by default", essential=False)), rows))
+    made.append(Table((_left("setting"), _left("read as"), _left("by default", spare=1)), rows))
     fields = sorted(data["fields"], key=lambda one: OUTCOMES.index(one["outcome"]))
     cells = tuple((one["field"], one["value"], one["outcome"], one["says"]) for one in fields)
     columns = (_left("field of the file"), _left("value"), _left("is"), _left("as, or why"))
@@ -43,8 +43,8 @@ _LABELS = {
 }
 
 
-def _left(title: str, *, essential: bool = True) -> Column:
-    return Column(title, right=False, essential=essential)
+def _left(title: str, *, spare: int = 0) -> Column:
+    return Column(title, right=False, spare=spare)
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The view of `estimate`: three estimates, a layer's widest tensors, the segmentation table, notes."""
+"""The screen of `estimate`: whether it fits and what makes it fit, the three estimates, checkpointing's outcomes."""
 
 from __future__ import annotations
 
@@ -17,70 +17,81 @@ from ..report import (
     Peak,
     PhaseBytes,
     Report,
-    Segmentation,
 )
-from . import budget
-from .blocks import Block, Column, Line, Note, Table
+from . import budget, segmentations
+from .blocks import Block, Column, Line, Table
 from .csv import Sheet
-from .heading import model_line, run_line
-from .numbers import NOTHING, gib, percent, times, whole
+from .heading import heading
+from .numbers import bar, gib, percent, times
+from .text import GAP, table_width
+from .view import PLAIN, View, ending, notes
 
 BAR_WIDTH = 30
+WIDTH = 80
+"""Columns that the three estimates fit into."""
 MAX_NAMES = 2
 Bar = tuple[str, str, int]
 """Layer kind, label, bytes."""
 
 
-def blocks(report: Report, *, bars: Sequence[Bar] = ()) -> list[Block]:
-    """The whole printed result."""
-    shown: list[Block] = []
-    if report.model is not UNSET:
-        shown.append(Line(model_line(report.model), title=True))
-    if report.run is not UNSET:
-        shown.append(Line(run_line(report.run)))
+def blocks(report: Report, *, bars: Sequence[Bar] = (), view: View = PLAIN) -> list[Block]:
+    """The whole printed result. The first screenful is the answer; the rest comes with the view's details and notes."""
+    shown: list[Block] = [*heading(report), *budget.blocks(report, view)]
     if report.estimates is not UNSET:
-        shown.append(_estimates(report.estimates))
-    if report.peak is not UNSET:
-        shown.append(Line(f"The peak, {gib(report.peak.bytes)} GiB, is {peak_place(report.peak)}."))
-    shown.extend(_bars(bars))
-    if report.segmentations is not UNSET:
-        shown.append(_segmentations(report))
-    shown.extend(budget.blocks(report))
-    shown.extend(Note(note.message) for note in report.notes)
+        shown.append(_estimates(report.estimates, report.peak))
+    found = segmentations.outcomes(report)
+    if found is not None:
+        shown.append(found)
+    if view.details:
+        shown.extend(_details(report, bars))
+    shown.extend(notes(report.notes, view))
+    shown.extend(_end(report, view))
     return shown
 
 
-def _estimates(estimates: Estimates) -> Table:
-    autograd, checkpointed = estimates.autograd, estimates.checkpointed
+def _details(report: Report, bars: Sequence[Bar]) -> Iterator[Block]:
+    yield from _bars(bars)
+    found = segmentations.details(report)
+    if found is not None:
+        yield found
+    yield from budget.details(report)
+
+
+def _end(report: Report, view: View) -> Iterator[Block]:
+    """What is not counted, the exit code, and what can be asked for next."""
+    if report.budget is UNSET and report.estimates is not UNSET and report.estimates.weights_bytes is not UNSET:
+        weights = gib(report.estimates.weights_bytes)
+        yield Line(
+            f"On top: weights {weights} GiB, gradients, optimizer states: --recipe fsdp --dp 8 --gpu h100-80gb",
+            apart=True,
+        )
+    asked = [] if view.details else ["--details"]
+    if report.fit is UNSET:
+        words = ["Next: actplan plan --limit 60GiB", "actplan ledger --at-peak"]
+    else:
+        strict = report.fit.verdict == "tight" and report.fit.fits
+        words = [f"exit {0 if report.fit.fits else 1}", *(["--strict makes it 1"] if strict else [])]
+    yield from ending([*words, *asked], report.notes, view)
+
+
+def _estimates(estimates: Estimates, peak: Peak | msgspec.UnsetType) -> Table:
+    """The three estimates as bars; below them the step's peak."""
+    autograd = estimates.autograd
+    residual = estimates.residual.saved_bytes
+    rows = [("residual stream only", residual, 1.0)]
+    if estimates.textbook is not UNSET:
+        textbook = estimates.textbook
+        rows.append(("textbook, as if all full attention", textbook.saved_bytes, textbook.ratio_to_residual))
+    rows.append(("autograd: this model, these kernels", autograd.saved_bytes, autograd.ratio_to_residual))
     highest = max(autograd.peak_forward_bytes, autograd.peak_backward_bytes)
-    rows = [("residual stream only", gib(estimates.residual.saved_bytes), times(1, 1), NOTHING, NOTHING)]
-    if estimates.textbook is not UNSET and checkpointed.textbook is not UNSET:
-        rows.append(
-            (
-                "textbook, uniform full attention",
-                gib(estimates.textbook.saved_bytes),
-                times(estimates.textbook.ratio_to_residual, 1),
-                NOTHING,
-                gib(checkpointed.textbook.peak_bytes),
-            )
-        )
-    rows.append(
-        (
-            "autograd, this model and these kernels",
-            gib(autograd.saved_bytes),
-            times(autograd.ratio_to_residual, 1),
-            gib(highest),
-            gib(checkpointed.autograd.peak_bytes),
-        )
-    )
-    columns = (
-        Column("Kept for backward", right=False),
-        Column("GiB"),
-        Column("× residual"),
-        Column("peak, GiB"),
-        Column(f"checkpointed by {checkpointed.policy}"),
-    )
-    return Table(columns, tuple(rows))
+    where = "" if peak is UNSET else f", {peak_place(peak)}"
+    rows.append((f"its peak{where}", highest, highest / (residual or 1)))
+    columns = (Column("Saved for backward", right=False), Column("GiB"), Column("× residual"), Column("", right=False))
+    plain = tuple((name, gib(size), times(ratio, 1), "") for name, size, ratio in rows)
+    room = max(WIDTH - table_width(Table(columns, plain)) - len(GAP), 1)
+    widest = max(size for _, size, _ in rows) or 1
+    bars = (bar(size, widest, room) for _, size, _ in rows)
+    return Table(columns, tuple((*cells[:-1], drawn) for cells, drawn in zip(plain, bars, strict=True)))
 
 
 def peak_place(peak: Peak) -> str:
@@ -105,8 +116,7 @@ def _bar(title: str, sizes: Sequence[tuple[str, int]]) -> Table:
     total = sum(size for _, size in sizes) or 1
     widest = max(size for _, size in sizes) or 1
     rows = tuple(
-        (short_label(label), gib(size), percent(size / total), "█" * max(round(BAR_WIDTH * size / widest), 1))
-        for label, size in sizes
+        (short_label(label), gib(size), percent(size / total), bar(size, widest, BAR_WIDTH)) for label, size in sizes
     )
     columns = (
         Column(f"{title}, by tensor", right=False),
@@ -126,63 +136,6 @@ def short_label(label: str) -> str:
     return f"{', '.join(listed[:MAX_NAMES])} and {len(listed) - MAX_NAMES} more{bracket}{rest}"
 
 
-_ACCOUNTED = ("boundary", "stored", "working", "peak", "saved", "×")
-
-
-def _columns(groups: Sequence[str]) -> tuple[Column, ...]:
-    return (
-        Column("checkpointed", right=False),
-        Column("segments"),
-        *(
-            Column(title, f"{group}, GiB", essential=title in ("peak", "saved"))
-            for group in groups
-            for title in _ACCOUNTED
-        ),
-        Column("FLOPs", "extra"),
-        Column("", right=False, essential=False),
-    )
-
-
-def _segmentations(report: Report) -> Table:
-    rows = report.segmentations
-    assert rows is not UNSET
-    groups = [name for name in ("textbook", "autograd") if all(_of(row, name) is not None for row in rows)]
-    least = {name: min((_peak(row, name) for row in rows), default=0) for name in groups}
-    chosen = report.run.checkpoint if report.run is not UNSET else ""
-    cells = []
-    for row in rows:
-        said = [f"least {name}" for name in groups if _peak(row, name) == least[name]]
-        said += ["chosen"] if row.policy == chosen != "none" else []
-        cells.append((*_segmentation(row, groups), ", ".join(said)))
-    marked = frozenset(i for i, row in enumerate(rows) if row.policy == chosen != "none")
-    return Table(_columns(groups), tuple(cells), chosen=marked)
-
-
-def _of(row: Segmentation, name: str) -> Accounting | None:
-    """One accounting of a row; a traced model has no textbook."""
-    found = row.textbook if name == "textbook" else row.autograd
-    return None if found is UNSET else found
-
-
-def _peak(row: Segmentation, name: str) -> int:
-    found = _of(row, name)
-    return 0 if found is None else found.peak_bytes
-
-
-def _segmentation(row: Segmentation, groups: Sequence[str]) -> tuple[str, ...]:
-    segments = whole(row.num_segments) if row.num_segments else NOTHING
-    accounted = [one for name in groups if (one := _of(row, name)) is not None]
-    cells = [cell for one in accounted for cell in _accounting(one)]
-    return (row.policy, segments, *cells, percent(row.recompute_flops_fraction))
-
-
-def _accounting(one: Accounting) -> tuple[str, ...]:
-    sizes = (one.boundary_bytes, one.stored_bytes, one.working_bytes)
-    saved = gib(one.reduction_bytes) if one.reduction_bytes else NOTHING
-    parts = (gib(size) if size else NOTHING for size in sizes)
-    return (*parts, gib(one.peak_bytes), saved, times(one.reduction_ratio))
-
-
 HEADER = (
     "row",
     "name",
@@ -194,6 +147,7 @@ HEADER = (
     *(key for key in PhaseBytes.__struct_fields__ if key != "phase"),
     *("low", "typical", "high", "limit_bytes", "verdict", "fits", "headroom_bytes"),
     *(key for key in Cost.__struct_fields__),
+    "fused_loss_peak_bytes",
 )
 """The CSV's columns: keys of the JSON, dotted where they are nested."""
 
@@ -206,9 +160,11 @@ def sheet(report: Report) -> Sheet:
 def _records(report: Report) -> Iterator[dict[str, object]]:
     if report.estimates is not UNSET:
         for name, estimate in msgspec.to_builtins(report.estimates).items():
-            yield {"row": "estimate", "name": name, **_flat(estimate)}
-    for row in report.segmentations if report.segmentations is not UNSET else ():
-        yield {"row": "segmentation", "name": row.policy, **_flat(msgspec.to_builtins(row))}
+            if isinstance(estimate, dict):
+                yield {"row": "estimate", "name": name, **_flat(estimate)}
+    for kind, rows in (("segmentation", report.segmentations), ("selective", report.selective)):
+        for row in () if rows is UNSET else rows:
+            yield {"row": kind, "name": row.policy, **_flat(msgspec.to_builtins(row))}
 
     if report.budget is not UNSET:
         yield from _budget_records(report.budget)

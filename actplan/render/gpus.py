@@ -38,7 +38,7 @@ def blocks(gpus: Sequence[Gpu]) -> list[Block]:
         Column("TFLOP/s"),
         Column("GB/s"),
         Column("architecture", right=False),
-        Column("also", right=False, essential=False),
+        Column("also", right=False, spare=1),
     )
     rows = tuple(
         (

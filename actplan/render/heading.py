@@ -1,17 +1,61 @@
-"""The two lines at the top: the model, and the run."""
+"""The lines at the top: the model, the run, and how it is trained where."""
 
 from __future__ import annotations
 
 from msgspec import UNSET
 
-from ..report import ModelInfo, RunInfo
+from ..report import ModelInfo, Report, RunInfo
 from ..training.losses import LOSSES
 from ..training.setting import Setting
 from ..training.settings import SETTINGS
 from ..training.stacks import written
+from .blocks import Line
 from .numbers import rounded, whole
 
 MAX_PATTERN = 80
+
+
+def heading(report: Report) -> list[Line]:
+    """The lines at the top: the model; the run; the recipe, the devices and the mesh; the step's checkpointing."""
+    lines = [] if report.model is UNSET else [Line(model_line(report.model), title=True)]
+    if report.run is not UNSET:
+        lines.append(Line(run_line(report.run)))
+        mesh = mesh_words(report.run)
+        if report.budget is not UNSET:
+            lines.append(Line(_budget_line(report, mesh)))
+        elif mesh:
+            lines.append(Line(mesh))
+    return lines
+
+
+def _budget_line(report: Report, mesh: str) -> str:
+    """`fsdp (FSDP2: fp32 shards, …) · adamw · 8 × h100-80gb (dp 8) · no checkpointing`."""
+    assert report.budget is not UNSET
+    budget, run = report.budget, report.run
+    ranks = _ranks(budget.mesh)
+    device = "" if report.fit is UNSET or report.fit.device is UNSET else report.fit.device
+    where = f"{whole(ranks)} × {device}" if device else f"{whole(ranks)} GPU{'s' if ranks > 1 else ''}"
+    checkpoint = run.checkpoint if run is not UNSET else "none"
+    parts = [
+        f"recipe {budget.recipe}",
+        budget.optimizer,
+        f"{where} ({mesh})" if mesh else where,
+        "no checkpointing" if checkpoint == "none" else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _ranks(mesh: dict[str, int]) -> int:
+    return mesh["dp"] * mesh["tp"] * mesh["cp"] * mesh["pp"]
+
+
+def mesh_words(run: RunInfo) -> str:
+    """`dp 8, tp 2 with sp`: the degrees that are not 1."""
+    if run.mesh is UNSET:
+        return ""
+    degrees = {name: value for name, value in run.mesh.items() if name != "sp" and value > 1}
+    sp = " with sp" if run.mesh.get("sp") else ""
+    return ", ".join(f"{name} {value}{sp if name == 'tp' else ''}" for name, value in degrees.items())
 
 
 def model_line(model: ModelInfo) -> str:

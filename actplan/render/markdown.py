@@ -23,7 +23,7 @@ def _lines(block: Block) -> Iterator[str]:
     if isinstance(block, Note):
         yield f"- **{block.label}** {_escaped(block.text)}"
     elif isinstance(block, Line):
-        yield f"**{_escaped(block.text)}**" if block.title else _escaped(block.text)
+        yield f"**{_escaped(block.text)}**" if block.title or block.tone else _escaped(block.text)
     else:
         yield from _table(block)
 

@@ -35,3 +35,9 @@ def rounded(number: int) -> str:
         if number >= size:
             return f"{number / size:,.1f} {unit}"
     return whole(number)
+
+
+def bar(size: int, widest: int, width: int) -> str:
+    """A bar as long as the size; none for nothing, and a thin one where it is less than a character."""
+    length = round(width * size / (widest or 1))
+    return "█" * length if length else "▏" if size else ""

@@ -19,23 +19,21 @@ from ..report import (
     Slowdown,
 )
 from ..training.policies import progressions
-from .blocks import Block, Column, Line, Note, Table
+from .blocks import Block, Column, Line, Table
 from .csv import Sheet
-from .heading import model_line, run_line
+from .heading import heading
 from .numbers import NOTHING, gib, percent, times, whole
 from .plot import Dot, svg
+from .view import PLAIN, View, ending, notes
 
 AXES = {"seq": "tokens in a sequence", "batch": "sequences in a micro-batch", "layers": "layers"}
 MAX_POLICY = 60
 
 
-def blocks(report: Report, *, chain: str = "") -> list[Block]:
+def blocks(report: Report, *, chain: str = "", view: View = PLAIN) -> list[Block]:
     """The whole printed result. `chain`: the name of a measured chain."""
     shown: list[Block] = [Line(chain, title=True)] if chain else []
-    if report.model is not UNSET:
-        shown.append(Line(model_line(report.model), title=True))
-    if report.run is not UNSET:
-        shown.append(Line(run_line(report.run)))
+    shown.extend(heading(report))
     if report.plan is not UNSET:
         shown.extend(_plan(report.plan, stages=bool(chain)))
     if report.frontier_points is not UNSET:
@@ -44,7 +42,8 @@ def blocks(report: Report, *, chain: str = "") -> list[Block]:
         shown.append(_alternatives(report.alternatives))
     if report.largest is not UNSET:
         shown.extend(_largest(report.largest))
-    shown.extend(Note(note.message) for note in report.notes)
+    shown.extend(notes(report.notes, view))
+    shown.extend(ending([], report.notes, view))
     return shown
 
 
@@ -114,7 +113,7 @@ def _alternatives(rows: Sequence[Alternative], plan: Plan | None = None) -> Tabl
         Column("policy", right=False),
         Column("peak, GiB"),
         Column("FLOPs", "extra"),
-        Column("slower", essential=False),
+        Column("slower", spare=1),
         Column("fits", right=False),
     ]
     cells = [(*_alternative(row), _fits(row.fits)) for row in rows]
@@ -159,7 +158,7 @@ def _frontier(points: Sequence[FrontierPoint], total: int) -> Table:
     columns = (
         Column("peak, GiB"),
         Column("FLOPs", "extra"),
-        Column("slower", essential=False),
+        Column("slower", spare=1),
         Column("policy", right=False),
     )
     rows = tuple(

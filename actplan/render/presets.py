@@ -30,7 +30,7 @@ def blocks(models: Sequence[ModelInfo]) -> list[Block]:
         Column("model", right=False),
         Column("parameters"),
         Column("layers"),
-        Column("pattern", right=False, essential=False),
+        Column("pattern", right=False, spare=1),
     )
     rows = tuple((m.name, m.title, rounded(m.num_parameters), whole(m.num_layers), short_pattern(m)) for m in models)
     return [Table(columns, rows)]

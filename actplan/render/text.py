@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from .blocks import Block, Column, Note, Table
+from .blocks import Block, Column, Line, Note, Table
 from .encoding import printable
 
 GAP = "  "
@@ -25,12 +25,22 @@ def _spaced(blocks: Sequence[Block]) -> Iterator[str]:
         if isinstance(block, Table):
             yield from table_lines(block)
         else:
-            yield printable(f"{INDENT}{block.label}  {block.text}" if isinstance(block, Note) else block.text)
+            yield printable(f"{INDENT}{block.label}  {block.text}" if isinstance(block, Note) else line_text(block))
 
 
 def needs_space(before: Block, after: Block) -> bool:
     """Whether a blank line goes between two blocks."""
-    return type(before) is not type(after) or isinstance(after, Table)
+    apart = isinstance(after, Line) and (after.apart or (bool(after.tone) and not _tone(before)))
+    return type(before) is not type(after) or isinstance(after, Table) or apart
+
+
+def _tone(block: Block) -> str:
+    return block.tone if isinstance(block, Line) else ""
+
+
+def line_text(line: Line) -> str:
+    """A verdict is indented, as tables are."""
+    return INDENT + line.text if line.tone else line.text
 
 
 def table_lines(table: Table) -> list[str]:
@@ -42,7 +52,10 @@ def table_lines(table: Table) -> list[str]:
         lines.append(_group_line(table.columns, widths))
     if any(column.title for column in table.columns):
         lines.append(_line([c.title for c in table.columns], table.columns, widths))
-    lines.extend(_line(row, table.columns, widths) for row in table.rows)
+    for i, row in enumerate(table.rows):
+        lines.append(_line(row, table.columns, widths))
+        if table.under:
+            lines.append(2 * INDENT + printable(table.under[i]))
     return lines
 
 
@@ -60,7 +73,7 @@ def table_width(table: Table) -> int:
 
 def heading_count(table: Table) -> int:
     """Lines before the first row."""
-    return len(table_lines(table)) - len(table.rows)
+    return len(table_lines(table)) - len(table.rows) * (2 if table.under else 1)
 
 
 def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:

@@ -48,7 +48,7 @@ def _sources(lines: Sequence[Errors]) -> Table:
         *(Column(name, group="|error|") for name in ("median", "90th")),
         Column("worst"),
         Column("bias"),
-        Column("worst record", right=False, essential=False),
+        Column("worst record", right=False, spare=1),
     )
     return Table(columns, tuple(_source(line) for line in lines if line.expressed))
 

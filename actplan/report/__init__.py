@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ..basics import __version__
 from .budget import (
     Band,
     Budget,
@@ -52,13 +53,15 @@ class Note(Part, frozen=True):
 
 
 class Report(Part, frozen=True, kw_only=True):
-    """What a command found."""
+    """What a command found. selective: policies that keep single outputs, beside those of whole layers."""
 
     schema_version: int = SCHEMA_VERSION
+    actplan_version: str = __version__
     model: ModelInfo | UnsetType = UNSET
     run: RunInfo | UnsetType = UNSET
     estimates: Estimates | UnsetType = UNSET
     segmentations: tuple[Segmentation, ...] | UnsetType = UNSET
+    selective: tuple[Segmentation, ...] | UnsetType = UNSET
     peak: Peak | UnsetType = UNSET
     ledger: tuple[LedgerRow, ...] | UnsetType = UNSET
     budget: Budget | UnsetType = UNSET
@@ -76,6 +79,7 @@ class Sweep(Part, frozen=True):
     """The rows of a sweep, one a point: where it lies, then its sizes in bytes, or the reason that there are none."""
 
     schema_version: int = SCHEMA_VERSION
+    actplan_version: str = __version__
     rows: tuple[dict[str, object], ...] = ()
 
 

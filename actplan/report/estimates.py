@@ -20,7 +20,12 @@ class ModelInfo(Part, frozen=True):
 
 
 class RunInfo(Part, frozen=True):
-    """The run's settings, as they were resolved."""
+    """The run's settings, as they were resolved.
+
+    Attributes:
+        mesh: the degrees of parallelism, 1 where there is none; `sp` is 1 with sequence parallelism.
+        recipe: how weights are trained; without a budget, what a budget would assume.
+    """
 
     sequence_length: int
     micro_batch_size: int
@@ -32,6 +37,8 @@ class RunInfo(Part, frozen=True):
     loss: str
     checkpoint: str
     checkpoint_dtype: str
+    mesh: dict[str, int] | UnsetType = UNSET
+    recipe: str | UnsetType = UNSET
     precision: str | UnsetType = UNSET
     adapters: str | UnsetType = UNSET
     lora_dtype: str | UnsetType = UNSET
@@ -110,22 +117,24 @@ class Checkpointed(Part, frozen=True):
 
 
 class Estimates(Part, frozen=True):
-    """The three estimates, side by side."""
+    """The three estimates, side by side. weights_bytes: of this rank, as the run holds them, which no estimate has."""
 
     residual: Residual
     autograd: Autograd
     checkpointed: Checkpointed
     textbook: Textbook | UnsetType = UNSET
+    weights_bytes: int | UnsetType = UNSET
 
 
 class Segmentation(Part, frozen=True):
-    """One row of the segmentation table."""
+    """One row of the segmentation table. fused_loss_peak_bytes: autograd's peak if the loss were a fused one."""
 
     policy: str
     num_segments: int
     recompute_flops_fraction: float
     autograd: Accounting
     textbook: Accounting | UnsetType = UNSET
+    fused_loss_peak_bytes: int | UnsetType = UNSET
 
 
 class LedgerRow(Part, frozen=True):

@@ -94,7 +94,7 @@ def _sizes(model: Model, run: Run) -> Row:
         "textbook_bytes": textbook.textbook(model, run).saved_bytes,
         "autograd_bytes": chosen.saved_bytes,
         "checkpointed_policy": row.policy,
-        "checkpointed_textbook_bytes": None if row.textbook is UNSET else row.textbook.peak_bytes,
+        **({} if row.textbook is UNSET else {"checkpointed_textbook_bytes": row.textbook.peak_bytes}),
         "checkpointed_autograd_bytes": row.autograd.peak_bytes,
         "peak_forward_bytes": chosen.peak_forward_bytes,
         "peak_backward_bytes": chosen.peak_backward_bytes,

@@ -47,6 +47,11 @@ class Mesh(msgspec.Struct, frozen=True):
             )
 
     @property
+    def degrees(self) -> dict[str, int]:
+        """Every degree by name, 1 where nothing is divided; `sp` is 1 where it is on."""
+        return {name: int(getattr(self, name)) for name in self.__struct_fields__}
+
+    @property
     def world_size(self) -> int:
         """All ranks."""
         return self.stage_ranks * self.pp

@@ -111,12 +111,3 @@ def around_frozen(recipe: Recipe, run: Run) -> Recipe:
     if recipe.frozen is not None and run.base_dtype is None:
         return recipe
     return dataclasses.replace(recipe, frozen=run.base_dtype or recipe.compute)
-
-
-def default_recipe(run: Run) -> str:
-    """The recipe of a run that names none: weights, gradients and states in its own type."""
-    if run.adapters is not None:
-        return "lora"
-    if run.precision == "autocast":
-        return "fp16" if str(run.dtype) == "fp16" else "autocast"
-    return "fp16-pure" if str(run.dtype) == "fp16" else str(run.dtype)

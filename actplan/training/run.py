@@ -170,6 +170,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return FP32 if self.adapters is None else self.base_dtype or self.dtype
 
     @property
+    def own_recipe(self) -> str:
+        """The recipe whose weights, gradients and states are in the run's own type."""
+        if self.adapters is not None:
+            return "lora"
+        if self.precision == "autocast":
+            return "fp16" if str(self.dtype) == "fp16" else "autocast"
+        return "fp16-pure" if str(self.dtype) == "fp16" else str(self.dtype)
+
+    @property
     def loss_kind(self) -> LossKind:
         """What the plan must know of its loss."""
         kind = LOSSES[self.loss]

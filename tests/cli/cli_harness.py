@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -54,3 +55,25 @@ def refused(*arguments: str, cwd: Path | None = None) -> str:
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
     return done.stderr.removeprefix("actplan: error: ").rstrip("\n")
+
+
+def on_a_terminal(*arguments: str, stream: int = 1, columns: int = 200, code: int = 0, **env: str) -> str:
+    """What a terminal on that stream receives, of a command that exits with `code`; the other stream goes nowhere."""
+    main, side = pty.openpty()
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    streams["stdout" if stream == 1 else "stderr"] = side
+    environment = {**CLEAN, "TERM": "xterm-256color", "COLUMNS": str(columns), **env}
+    process = subprocess.Popen([str(COMMAND), *arguments], env=environment, **streams)
+    os.close(side)
+    received = b""
+    while True:
+        try:
+            chunk = os.read(main, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        received += chunk
+    os.close(main)
+    assert process.wait(timeout=60) == code
+    return received.decode().replace("\r\n", "\n")

@@ -208,20 +208,21 @@ def test_csv_and_markdown_have_the_budget() -> None:
     assert next(row for row in rows if row["row"] == "fit")["fits"] == "true"
     assert float(next(row for row in rows if row["row"] == "cost")["gpu_hours"]) == data["cost"]["gpu_hours"]
     text = actplan(*arguments, "--format", "markdown").stdout
-    assert "| One rank, recipe bf16, adamw | GiB forward, loss |" in text
-    assert "**Fits 79.65 GiB of a h100-80gb" in text
+    assert "| GiB a GPU | backward |" in text
+    assert "**FITS  " in text
 
 
 def test_the_table() -> None:
     text = actplan("estimate", *LLAMA, "--gpu", "h100-80gb", "--tokens", "1T", "--gpus", "64").stdout
-    assert "One rank, recipe fsdp, adamw" in text
-    for name in (*CATEGORIES, "total", "total, first step"):
-        assert f"\n  {name} " in text
-    assert "Tight: it runs in 79.65 GiB of a h100-80gb" in text
-    assert "Most room is left with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True." in text
+    assert "recipe fsdp · adamw · 8 × h100-80gb (dp 8) · no checkpointing" in text
+    for name in (*CATEGORIES, "total"):
+        assert f"\n  {'logits and loss' if name == 'loss' else name} " in text
+    assert "TIGHT  74.67 GiB allocated of 79.65" in text
+    assert "perhaps only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
+    assert "total, first step" in actplan("estimate", *LLAMA, "--gpu", "h100-80gb", "--details").stdout
     small = actplan("estimate", *LLAMA, "--gpu", "a6000-48gb").stdout
-    assert "Does not fit 47.99 GiB of a a6000-48gb: at least" in small
-    assert "To blame first: activations." in text
+    assert "NO  at least" in small
+    assert " GiB of 47.99, " in small
     assert "--checkpoint layer" in text
     assert "hours on 64 GPUs" in text
 

@@ -66,7 +66,7 @@ def test_the_loss_decides_where_layers_are_recomputed() -> None:
     found = report(*run)
     assert found["peak"]["stage"] == "head"
     assert "logits-copies" in {note["code"] for note in found["notes"]}
-    assert "is in the backward of the loss." in actplan(*run).stdout
+    assert "its peak, in the backward of the loss" in actplan(*run).stdout
 
 
 def test_every_nth_layer_has_a_peak() -> None:

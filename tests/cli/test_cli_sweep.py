@@ -8,8 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from cli_harness import CLEAN, actplan, refused, result
-from test_cli_output import on_a_terminal
+from cli_harness import CLEAN, actplan, on_a_terminal, refused, result
 
 SMALL = ("--preset", "llama-3.2-1b", "--set", "num_layers=4")
 

@@ -104,7 +104,7 @@ reports = st.builds(
     model=models,
     run=runs,
     estimates=estimates,
-    segmentations=st.lists(segmentations, max_size=2).map(tuple),
+    segmentations=st.lists(segmentations, min_size=1, max_size=2).map(tuple),
     peak=peaks,
     ledger=st.lists(ledger_rows, max_size=4).map(tuple),
     notes=notes,

@@ -19,7 +19,7 @@ TABLE = Table(
     (
         Column("policy", right=False),
         Column("peak", "textbook"),
-        Column("saved", "textbook", essential=False),
+        Column("saved", "textbook", spare=1),
         Column("peak", "autograd"),
     ),
     (("none", "96.00", "–", "185.77"), ("layer", "6.50", "89.50", "28.10")),
