@@ -12,7 +12,8 @@ from ..basics.files import parse_json, read_text, short_path
 from .records import Fields, Record
 
 SHARED = (
-    *("autograd.json", "executed.json", "executed_distributed.json", "torchtitan_autograd.json", "measured.json"),
+    *("autograd.json", "executed.json", "executed_distributed.json", "megatron_autograd.json"),
+    *("torchtitan_autograd.json", "megatron_golden.json", "measured.json"),
 )
 """The records that are run where no file is named."""
 Config = Callable[[str], str]
@@ -22,6 +23,7 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "autograd": ("config", "num_layers", "attn", "saved_bytes"),
     "executed": ("config", "args", "truth", "area"),
     "traces": ("id", "args", "versions", "layer_saved_bytes", "peak_backward_bytes"),
+    "megatron_runs": ("case", "golden", "args", "static_bytes", "peak_bytes"),
     "measured": ("id", "source", "kind", "metric", "confidence"),
 }
 """Reader's module -> the fields by which its format is known; the first that has all is taken."""

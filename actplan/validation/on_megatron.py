@@ -2,9 +2,231 @@
 
 from __future__ import annotations
 
-from .records import Fields, UnexpressedError
+from collections.abc import Callable, Mapping
+
+from .megatron_arguments import device_of, megatron_words
+from .records import Fields, Record, UnexpressedError
+from .shapes import model_words, nearest
+
+OF_TRACES = {"unfused": "eager", "flash": "flash", "cudnn": "cudnn"}
 
 
 def words(record: Fields) -> tuple[str, ...]:
-    """Return the options of a run."""
-    raise UnexpressedError("Megatron-Core's layers are not planned yet")
+    """Return the options of a run. Raises UnexpressedError where the record says too little, or what has no option."""
+    values = record.values
+    arguments = values.get("raw_args")
+    if isinstance(arguments, Mapping):
+        ranks, shape = values.get("gpus"), values.get("dims")
+        if "/bert/" in record.text("source") or "/t5/" in record.text("source"):
+            raise UnexpressedError("an encoder: its embedding, head and loss are not planned")
+        if not isinstance(ranks, int):
+            raise UnexpressedError("the number of ranks is not in the record")
+        assert shape is None or isinstance(shape, Mapping)
+        return megatron_words(arguments, ranks, device_of(record.text("source")))
+    return _described(record)
+
+
+def read_golden(record: Fields, config: Callable[[str], str]) -> Record:
+    """Return one of Megatron-LM's own regression runs as a record; both sizes are of the last rank."""
+    case, device = record.text("case"), record.text("golden")
+    reason: str | None = None
+    options: tuple[str, ...] = ()
+    try:
+        if case.startswith(("bert/", "t5/", "mimo/")):
+            raise UnexpressedError("an encoder, or several models")
+        ranks, padded = record.values.get("gpus"), record.values.get("padded_vocab")
+        if not isinstance(ranks, int):
+            raise UnexpressedError("the number of ranks is not in the record")
+        vocabulary = padded if isinstance(padded, int) else None
+        options = megatron_words(record.mapping("args"), ranks, device_of(device), vocabulary)
+    except UnexpressedError as error:
+        reason = str(error)
+    return Record(
+        id=f"{case}: {device.removeprefix('golden_values_').removesuffix('.json')}",
+        source="NVIDIA/Megatron-LM: tests/functional_tests/test_cases, golden values",
+        group=f"Megatron-LM's regression runs, {case.partition('/')[0]}",
+        measured={"peak:last": record.number("peak_bytes"), "static:last": record.number("static_bytes")},
+        words=options,
+        reason=reason,
+    )
+
+
+def _described(record: Fields) -> tuple[str, ...]:
+    """A run that its source describes in words: SimuMax's and ART's measurements, Megatron-Bridge's."""
+    values, mesh = record.values, record.mapping("parallelism")
+    dims = values.get("dims")
+    shape = {**dims, "layers": values.get("layers", dims.get("layers"))} if isinstance(dims, dict) else None
+    recipe = record.text("recipe").lower()
+    if "fp8" in recipe or "nvfp4" in recipe:
+        raise UnexpressedError(f"products in 8 bits or fewer: {recipe}")
+    model = model_words(shape, record.text("model"))
+    length = values.get("seq", values.get("tokens"))
+    if not isinstance(length, int):
+        raise UnexpressedError(f"seq is not a number in the record: {length}")
+    loss = str(values.get("loss")).lower()
+    return (
+        *(*model, "--stack", "megatron", *_loss(loss)),
+        *("--seq", str(length), "--batch", str(values.get("micro_batch") or 1), "--attention", "cudnn"),
+        *_policy(record),
+        *(w for name in ("dp", "tp", "cp", "pp", "ep") if int(str(mesh.get(name, 1))) > 1 for w in _degree(name, mesh)),
+        *(("--sp",) if mesh.get("sp") and int(str(mesh.get("tp", 1))) > 1 else ()),
+        *_trained(record, recipe),
+    )
+
+
+def _degree(name: str, mesh: Mapping[str, object]) -> tuple[str, str]:
+    return f"--{name}", str(mesh[name])
+
+
+def _loss(text: str) -> tuple[str, ...]:
+    if "no logits" in text:
+        return ("--loss", "none")
+    if "te" in text.split() or "(te)" in text:
+        return ("--stack-set", "cross_entropy_loss_fusion=true", "--stack-set", "cross_entropy_fusion_impl=te")
+    if "fused" in text:
+        return ("--stack-set", "cross_entropy_loss_fusion=true")
+    raise UnexpressedError(f"no loss of that name: {text}")
+
+
+def _policy(record: Fields) -> tuple[str, ...]:
+    text, modules = str(record.values.get("checkpointing")), record.values.get("recompute_modules")
+    if isinstance(modules, list) and modules:
+        return ("--checkpoint", f"modules:{','.join(map(str, modules))}")
+    if text in ("none", "selective none"):
+        return ()
+    word, _, rest = text.partition(" ")
+    if word == "selective" and rest and " " not in rest:
+        return ("--checkpoint", f"modules:{rest}")
+    if text == "full uniform 1":
+        return ("--checkpoint", "layer")
+    raise UnexpressedError(f"checkpointing is not said: {text}")
+
+
+def _trained(record: Fields, recipe: str) -> tuple[str, ...]:
+    if "lora" in recipe:
+        return ("--lora-rank", "1" if "rank 1" in recipe else "8", "--lora-targets", "all-linear")
+    if "dist" not in recipe:
+        raise UnexpressedError(f"no recipe: {recipe}")
+    several = ("--microbatches", "4") if "microbatches" in record.values else ()
+    gpu = ("--gpu", "b200") if "B200" in record.text("source") else ()
+    return ("--recipe", "megatron-bf16-dist", *several, *gpu)
+
+
+# --- megatron_autograd.json -----------------------------------------------------------------------------------
+
+TOTALS = ("saved_bytes", "end_forward_bytes", "peak_forward_bytes", "peak_backward_bytes")
+BASES = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "gpt2")
+ACTIVATIONS = {"gelu": ("gelu", False), "swiglu": ("silu", True), "geglu": ("gelu", True), "srelu": ("relu2", False)}
+SETTINGS = {
+    "grad_fusion": "gradient_accumulation_fusion",
+    "rope_fusion": "apply_rope_fusion",
+    "masked_softmax_fusion": "masked_softmax_fusion",
+    "bias_act_fusion": "bias_activation_fusion",
+    "bias_dropout_fusion": "bias_dropout_fusion",
+    "softmax_fp32": "attention_softmax_in_fp32",
+    "deterministic": "deterministic_mode",
+    "distribute": "distribute_saved_activations",
+}
+PLAIN = {"softmax_fp32": False, "deterministic": False, "distribute": False}
+"""What each setting is by default, where that is not on."""
+NOT_PLANNED = {
+    "mla": "latent attention",
+    "gdn_freq": "Gated DeltaNet",
+    "experts": "experts",
+    "mtp": "multi-token prediction",
+    "fp32_residual": "an fp32 residual stream",
+    "frozen": "frozen weights",
+    "mask": "the data loader's mask",
+}
+
+
+def read_trace(record: Fields, config: Callable[[str], str]) -> Record:
+    """Return a traced run of one rank as a record: every saved tensor of Megatron-Core's layers on fake tensors."""
+    args = record.inside("args")
+    reason: str | None = None
+    options: tuple[str, ...] = ()
+    try:
+        options = _traced(args)
+    except UnexpressedError as error:
+        reason = str(error)
+    measured = record.sizes(TOTALS)
+    layers = record.mapping("layer_saved_bytes")
+    plain = args.values.get("recompute") in ("none", "selective")
+    if plain and layers:
+        found = {int(name.rpartition(".")[2]): int(str(size)) for name, size in layers.items()}
+        measured |= {f"layer_saved_bytes:{number}": size for number, size in sorted(found.items())}
+    return Record(
+        id=record.text("id"),
+        source=f"Megatron-Core {record.inside('versions').text('megatron_core')}, fake tensors",
+        group="Megatron-Core, traced",
+        measured=measured,
+        words=options,
+        reason=reason,
+    )
+
+
+def _traced(args: Fields) -> tuple[str, ...]:
+    values = args.values
+    for name, what in NOT_PLANNED.items():
+        if values.get(name):
+            raise UnexpressedError(f"{what}, as Megatron-Core runs it")
+    if values.get("pp") != 1:
+        raise UnexpressedError("one stage of a pipeline on its own")
+    activation, gated = ACTIVATIONS[args.text("act")]
+    bias = bool(values.get("bias"))
+    fields: dict[str, object] = {
+        "num_layers": args.number("layers"),
+        "hidden_size": args.number("hidden"),
+        "vocab_size": args.number("vocab"),
+        "tie_word_embeddings": bool(values.get("tied")),
+        "norm": "layer" if values.get("norm") == "LayerNorm" else "rms",
+        "rope.fraction": values.get("rotary_percent", 1.0),
+        "residual.dropout": values.get("hidden_dropout", 0.0),
+        "embedding.dropout": values.get("hidden_dropout", 0.0),
+        "embedding.max_position_embeddings": args.number("seq") if values.get("pos") == "learned_absolute" else None,
+        "attention.num_attention_heads": args.number("heads"),
+        "attention.num_key_value_heads": values.get("kv_heads") or args.number("heads"),
+        "attention.head_dim": values.get("head_dim") or args.number("hidden") // args.number("heads"),
+        "attention.qkv_bias": bias or bool(values.get("qkv_bias")),
+        "attention.out_bias": bias,
+        "attention.qk_norm": bool(values.get("qk_norm")),
+        "attention.output_gate": bool(values.get("output_gate")),
+        "attention.rope": values.get("pos") == "rope",
+        "attention.dropout": values.get("attn_dropout", 0.0),
+        "mlp.intermediate_size": values.get("ffn") or 4 * args.number("hidden"),
+        "mlp.activation": activation,
+        "mlp.gated": gated,
+        "mlp.bias": bias,
+    }
+    return (
+        *(*nearest(fields, BASES), "--stack", "megatron"),
+        *(word for text in _trace_settings(values) for word in ("--stack-set", text)),
+        *("--seq", str(args.number("seq")), "--batch", str(args.number("mbs"))),
+        *("--attention", OF_TRACES[args.text("attn")], *_trace_policy(values)),
+        *(("--loss", "none") if values.get("no_logits") else ()),
+        *(w for name in ("tp", "cp") if int(str(values.get(name, 1))) > 1 for w in _degree(name, values)),
+        *(("--sp",) if values.get("sp") and int(str(values.get("tp", 1))) > 1 else ()),
+    )
+
+
+def _trace_settings(values: Mapping[str, object]) -> list[str]:
+    found = ["transformer_impl=local"] if values.get("spec") == "local" else []
+    if values.get("loss") != "vocab":
+        found.append("cross_entropy_loss_fusion=true")
+        found += ["cross_entropy_fusion_impl=te"] if values.get("loss") == "te" else []
+    for name, own in SETTINGS.items():
+        if values.get(name) is not PLAIN.get(name, True):
+            found.append(f"{own}={str(values.get(name)).lower()}")
+    return found
+
+
+def _trace_policy(values: Mapping[str, object]) -> tuple[str, ...]:
+    if values.get("recompute") == "none":
+        return ()
+    if values.get("recompute") == "selective":
+        modules = values.get("recompute_modules")
+        return ("--checkpoint", f"modules:{','.join(modules) if isinstance(modules, list) else 'core_attn'}")
+    count = int(str(values.get("recompute_num", 1)))
+    if values.get("recompute_method") == "block":
+        return ("--checkpoint", f"first:{count}")
+    return ("--checkpoint", "layer" if count == 1 else f"every:{count}")

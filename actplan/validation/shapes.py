@@ -7,6 +7,7 @@ from functools import cache
 
 import msgspec
 
+from ..model.parts import Embedding, Head, Residual, Rope
 from ..model.reading import load_document
 from ..model.reading.document import SECTIONS
 from .records import UnexpressedError
@@ -90,7 +91,7 @@ def changed(fields: Mapping[str, object], has: Mapping[str, object]) -> Iterable
 def plain_fields(preset: str) -> Mapping[str, object]:
     """Return a preset's document, flat: `mlp.intermediate_size` and so on, defaults included."""
     given = load_document(preset, preset=True).fields
-    flat: dict[str, object] = {}
+    flat = dict(_defaults())
     for key, value in given.items():
         if key in SECTIONS and isinstance(value, Mapping):
             for field in msgspec.structs.fields(SECTIONS[key]):
@@ -103,6 +104,15 @@ def plain_fields(preset: str) -> Mapping[str, object]:
     count, times, _ = layers.partition(" x ")
     if times and count.isdigit() and "," not in layers:
         flat["num_layers"] = int(count)
+    return flat
+
+
+@cache
+def _defaults() -> Mapping[str, object]:
+    """Return what a document has where it says nothing."""
+    flat: dict[str, object] = {"norm": "rms", "tie_word_embeddings": False}
+    for name, kind in (("rope", Rope), ("residual", Residual), ("embedding", Embedding), ("head", Head)):
+        flat |= {f"{name}.{field.name}": field.default for field in msgspec.structs.fields(kind)}
     return flat
 
 
