@@ -17,7 +17,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "actplan"
 ROOMS = (
     *("basics", "report", "model", "training", "autograd", "ops", "stacks", "profile", "checkpointing", "memory"),
-    *("notes", "traced", "loading", "answers", "validation", "sweeps", "configs", "render", "trace", "library"),
+    *("notes", "traced", "loading", "answers", "sweeps", "configs", "validation", "render", "trace", "library"),
     *("", "cli"),
     "__main__",
 )

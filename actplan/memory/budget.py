@@ -122,7 +122,7 @@ def _stage(plan: StagePlan, body: Body, job: Job, *, first_step: bool = False) -
     halved = chunks
     if plan.owed or any(held.kind == "I" for held in plan.holdings):
         halved = [Chunk(span, plan, body.split(), recipe, job) for span in plan.chunks]
-    workspace = library_workspace(job.gpu).high if job.gpu is not None else 0
+    workspace = library_workspace(job.gpu, **run.scratch).high if job.gpu is not None else 0
     found: dict[Phase, list[tuple[PhaseBytes, int]]] = {"forward_loss": [], "backward": []}
     for held in plan.holdings:
         waiting = sum(map(mul, held.kept, (chunk.kept_bytes for chunk in chunks)))

@@ -68,6 +68,13 @@ class MegatronOptions(StackOptions, frozen=True):
         (dot_product_attention/utils.py, get_attention_backend); Megatron's own layers have torch's products alone."""
         return "eager" if self.transformer_impl == "local" else "cudnn"
 
+    def scratch(self) -> dict[str, bool]:
+        """Return that Transformer Engine has scratch of its own, and that deterministic products need more."""
+        return {
+            "deterministic": self.deterministic_mode,
+            "transformer_engine": self.transformer_impl == "transformer_engine",
+        }
+
     def kept_share(self, mesh: Mesh) -> int:
         """Return the tensor-parallel ranks, where `distribute_saved_activations` is on."""
         return mesh.tp if self.distribute_saved_activations else 1

@@ -61,6 +61,11 @@ class StackOptions(Spec, frozen=True):
         """Return the same with nothing of what a recomputed layer keeps divided."""
         return self
 
+    def scratch(self) -> dict[str, bool]:
+        """Return what decides the scratch memory of products: `deterministic`, `transformer_engine`
+        (`memory.gpus.library_workspace`)."""
+        return {}
+
     def loss_kind(self, kind: LossKind) -> LossKind:
         """Return what a plan must know of the framework's own loss, `kind` being Transformers' of that name."""
         return kind
@@ -188,6 +193,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def kept_share(self) -> int:
         """Over how many ranks what a recomputed layer keeps is divided."""
         return 1 if self.stack_options is None else self.stack_options.kept_share(self.mesh)
+
+    @property
+    def scratch(self) -> dict[str, bool]:
+        """What of the framework decides the scratch memory of products."""
+        return {} if self.stack_options is None else self.stack_options.scratch()
 
     def keeping_whole(self) -> Run:
         """Return the run whose recomputed layers keep their inputs as they are: whole, in their own type."""

@@ -4,13 +4,15 @@ megatron/training/arguments.py (Megatron-Core 0.16.1)."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from ..basics.errors import InputError
+from ..configs.files import Source
+from ..configs.megatron import read_arguments
 from ..training.megatron import MegatronOptions
 from .records import UnexpressedError
-from .shapes import nearest
+from .shapes import flattened, nearest
 
-GPT2_VOCABULARY = 50257
-"""Of the tokenizer GPT2BPETokenizer, where no vocabulary is given."""
 BASES = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "gpt2")
 LATENT, EXPERTS = ("deepseek-v3",), ("qwen3-30b-a3b", "mixtral-8x7b")
 NOT_PLANNED = {
@@ -24,6 +26,7 @@ NOT_PLANNED = {
     "use-megatron-fsdp": "Megatron-FSDP's buffers",
     "use-torch-fsdp2": "FSDP2 under Megatron-LM",
     "moe-token-drop-policy": "tokens that are dropped",
+    "defer-embedding-wgrad-compute": "the embedding's gradient, put off to the end of the step",
     "recompute-granularity-per-stage-micro-batch": "a recomputation of its own for each micro-batch",
     "cpu-offloading-num-layers": "layers whose activations are offloaded",
     "microbatch-group-size-per-virtual-pipeline-stage": "a group of micro-batches that is not the pipeline's length",
@@ -84,9 +87,11 @@ def megatron_words(
     for name, what in NOT_PLANNED.items():
         if args.flag(name):
             raise UnexpressedError(f"--{name}: {what}")
+    if args.number("num-distributed-optimizer-instances", 1) > 1:
+        raise UnexpressedError("--num-distributed-optimizer-instances: shards of several instances")
     mesh = _mesh(args, ranks)
     return (
-        *_model(args, mesh.get("tp", 1), vocabulary),
+        *_model(args, vocabulary),
         *("--stack", "megatron", *(word for text in _settings(args) for word in ("--stack-set", text))),
         *("--seq", str(args.number("seq-length", 1024)), "--batch", str(args.number("micro-batch-size", 1))),
         *("--attention", _attention(args, device), *_recompute(args)),
@@ -94,6 +99,7 @@ def megatron_words(
         *(("--sp",) if args.flag("sequence-parallel") and mesh["tp"] > 1 else ()),
         *_recipe(args),
         *_micro_batches(args, mesh),
+        *_split(args, mesh["pp"]),
         *("--gpu", device),
     )
 
@@ -119,18 +125,20 @@ def _virtual(args: Arguments, pp: int) -> int:
     return args.number("num-layers") // (pp * args.number("num-layers-per-virtual-pipeline-stage"))
 
 
-def _model(args: Arguments, tp: int, vocabulary: int | None) -> tuple[str, ...]:
-    hidden, heads, gated = args.number("hidden-size"), args.number("num-attention-heads"), args.flag("swiglu")
-    bias = not args.flag("disable-bias-linear")
-    norm = "rms" if args.word("normalization", "LayerNorm") == "RMSNorm" else "layer"
+def _model(args: Arguments, vocabulary: int | None) -> tuple[str, ...]:
+    """The sizes as `configs.megatron_model` reads them, and what only Megatron's own layers tell apart."""
+    try:
+        document = read_arguments(args.values, Source(Path("arguments"), "arguments")).document
+    except InputError as error:
+        raise UnexpressedError(error.message()) from None
+    if document is None:
+        raise UnexpressedError("the model's sizes are not all in the arguments")
+    if "kinds" in document:
+        raise UnexpressedError("--moe-layer-freq: layers with and without experts")
     learned = args.word("position-embedding-type", "learned_absolute") == "learned_absolute"
     dropout = args.share("hidden-dropout", 0.1)
-    fields: dict[str, object] = {
-        "num_layers": args.number("num-layers"),
-        "hidden_size": hidden,
-        "vocab_size": vocabulary or padded_vocabulary(args, tp),
-        "tie_word_embeddings": not args.flag("untie-embeddings-and-output-weights"),
-        "norm": norm,
+    fields = {
+        **flattened(document, given_only=True),
         "rope.fraction": args.share("rotary-percent", 1.0),
         "residual.dropout": dropout,
         "embedding.dropout": dropout,
@@ -138,41 +146,20 @@ def _model(args: Arguments, tp: int, vocabulary: int | None) -> tuple[str, ...]:
             args.number("max-position-embeddings", args.number("seq-length", 1024)) if learned else None
         ),
     }
-    if args.flag("multi-latent-attention"):
-        raise UnexpressedError("--multi-latent-attention: latent attention as Megatron-Core runs it")
-    if args.values.get("num-experts"):
-        raise UnexpressedError("--num-experts: mixtures of experts as Megatron-Core runs them")
-    fields |= {
-        "attention.num_attention_heads": heads,
-        "attention.num_key_value_heads": (
-            args.number("num-query-groups", 1) if args.flag("group-query-attention") else heads
-        ),
-        "attention.head_dim": args.number("kv-channels", max(hidden // heads, 1)),
-        "attention.qkv_bias": args.flag("add-qkv-bias") or bias,
-        "attention.out_bias": bias,
-        "attention.qk_norm": args.flag("qk-layernorm"),
-        "attention.rope": not learned,
-        "attention.dropout": args.share("attention-dropout", 0.1),
-        "mlp.intermediate_size": _width(args, hidden, gated=gated),
-        "mlp.activation": "silu" if gated else "relu2" if args.flag("squared-relu") else "gelu",
-        "mlp.gated": gated,
-        "mlp.bias": bias,
-    }
-    return nearest(fields, BASES)
-
-
-def _width(args: Arguments, hidden: int, *, gated: bool) -> int:
-    """Of the feed-forward network: two thirds of 4 h, down to a multiple of 64, for a gated one (validate_args)."""
-    default = (4 * hidden * 2 // 3) // 64 * 64 if gated else 4 * hidden
-    return args.number("ffn-hidden-size", default) if args.values.get("ffn-hidden-size") is not None else default
-
-
-def padded_vocabulary(args: Arguments, tp: int) -> int:
-    """Return the vocabulary up to a multiple of 128 · tp (tokenizer/tokenizer.py, `_vocab_size_with_padding`)."""
-    size = args.number("vocab-size", GPT2_VOCABULARY)
-    size += args.word("tokenizer-type", "GPT2BPETokenizer") == "NullTokenizer"
-    multiple = args.number("make-vocab-size-divisible-by", 128) * tp
-    return -(-size // multiple) * multiple
+    for name in ("fused_qkv", "qkv_layout"):
+        fields.pop(f"attention.{name}", None)  # Megatron's layers fuse them whatever the model says
+    if vocabulary is not None:
+        fields["vocab_size"] = vocabulary
+    if "mlp" in document:
+        gated = args.flag("swiglu")
+        plain = "relu2" if args.flag("squared-relu") else "gelu"
+        fields |= {"mlp.gated": gated, "mlp.activation": "silu" if gated else plain}
+        fields["mlp.bias"] = not args.flag("disable-bias-linear")
+    if "latent_attention" in document:
+        count = args.number("num-layers")
+        kind = "latent_attention" if "moe" in document else "latent_attention_dense"
+        return nearest({**fields, "layers": f"{count} x {kind}"}, LATENT)
+    return nearest(fields, EXPERTS if "moe" in document else BASES)
 
 
 def _settings(args: Arguments) -> Iterator[str]:
@@ -238,6 +225,17 @@ def _micro_batches(args: Arguments, mesh: Mapping[str, int]) -> tuple[str, ...]:
     if total % each:
         raise UnexpressedError(f"{total} sequences are not whole micro-batches of {each}")
     return ("--microbatches", str(total // each)) if total // each > 1 else ()
+
+
+def _split(args: Arguments, pp: int) -> tuple[str, ...]:
+    """How layers are dealt to pipeline stages, where that is not evenly."""
+    parts = []
+    for end in ("first", "last"):
+        name = f"decoder-{end}-pipeline-num-layers"
+        if args.values.get(name) is not None:
+            parts.append(f"{end}={args.number(name)}")
+    parts += [part for part in ("embedding", "loss") if args.flag(f"account-for-{part}-in-pipeline-split")]
+    return ("--pp-split", ",".join(parts)) if parts and pp > 1 else ()
 
 
 def device_of(text: str) -> str:

@@ -8,6 +8,8 @@ from .megatron_arguments import device_of, megatron_words
 from .records import Fields, Record, UnexpressedError
 from .shapes import model_words, nearest
 
+OLDER = ", older container"
+"""Of runs in the long-term container, whose PyTorch and Transformer Engine are of another release."""
 OF_TRACES = {"unfused": "eager", "flash": "flash", "cudnn": "cudnn"}
 
 
@@ -44,7 +46,7 @@ def read_golden(record: Fields, config: Callable[[str], str]) -> Record:
     return Record(
         id=f"{case}: {device.removeprefix('golden_values_').removesuffix('.json')}",
         source="NVIDIA/Megatron-LM: tests/functional_tests/test_cases, golden values",
-        group=f"Megatron-LM's regression runs, {case.partition('/')[0]}",
+        group=f"Megatron-LM's regression runs, {case.partition('/')[0]}{OLDER if '_lts' in device else ''}",
         measured={"peak:last": record.number("peak_bytes"), "static:last": record.number("static_bytes")},
         words=options,
         reason=reason,

@@ -114,6 +114,8 @@ def _lora(record: Fields, recipe: str, sharded: bool) -> tuple[str, ...]:
         raise UnexpressedError("the rank of the adapters is not said")
     targets = "all-linear" if "all" in recipe else "q_proj,v_proj" if "q,v" in recipe else None
     targets = "q_proj,k_proj,v_proj" if "c_attn" in recipe else targets
+    if targets == "q_proj,v_proj" and "StableLM-Alpha" in record.text("model"):
+        targets = "query_key_value"  # GPT-NeoX's layers have them in one
     if targets is None:
         if "vramcalc" not in record.text("source"):
             raise UnexpressedError("what the adapters are on is not said")

@@ -90,20 +90,26 @@ def changed(fields: Mapping[str, object], has: Mapping[str, object]) -> Iterable
 @cache
 def plain_fields(preset: str) -> Mapping[str, object]:
     """Return a preset's document, flat: `mlp.intermediate_size` and so on, defaults included."""
-    given = load_document(preset, preset=True).fields
-    flat = dict(_defaults())
-    for key, value in given.items():
+    return flattened(load_document(preset, preset=True).fields)
+
+
+def flattened(document: Mapping[str, object], *, given_only: bool = False) -> dict[str, object]:
+    """Return a document's fields by their path; but for `given_only`, with what it has where it says nothing."""
+    flat: dict[str, object] = {} if given_only else dict(_defaults())
+    for key, value in document.items():
         if key in SECTIONS and isinstance(value, Mapping):
             for field in msgspec.structs.fields(SECTIONS[key]):
-                flat[f"{key}.{field.name}"] = value.get(field.name, field.default)
+                if field.name in value or not given_only:
+                    flat[f"{key}.{field.name}"] = value.get(field.name, field.default)
         elif isinstance(value, Mapping):
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
+        elif key not in ("name", "title", "layers"):
             flat[key] = value
-    layers = str(given.get("layers", ""))
-    count, times, _ = layers.partition(" x ")
-    if times and count.isdigit() and "," not in layers:
+    count, times, kind = str(document.get("layers", "")).partition(" x ")
+    if times and count.isdigit() and "," not in kind:
         flat["num_layers"] = int(count)
+    elif "layers" in document:
+        flat["layers"] = document["layers"]
     return flat
 
 
