@@ -31,5 +31,6 @@ def parsed(words: Sequence[str]) -> tuple[Model | TracedModel, Run, Setup]:
         context = load("estimate").make_context("estimate", list(words))
     except ClickException as error:
         raise explain(error) from None
-    given = context.params
+    # a repeated option comes as a tuple, and typer makes it a list before a command sees it
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in context.params.items()}
     return asked(group_of(ModelOptions, given), group_of(RunOptions, given), group_of(Setup, given))
