@@ -70,7 +70,7 @@ def compared(run: Run) -> Policy:
     """The policy shown beside no checkpointing: the chosen one, or blocks, or layers where there are no blocks."""
     if not isinstance(run.checkpoint, NoCheckpoint):
         return run.checkpoint
-    return Blocks() if run.stack == "transformers" or stack_of(run).recomputes(Blocks()) else EveryLayer()
+    return Blocks() if run.stack == "transformers" or stack_of(run).recomputes(Blocks(), run) else EveryLayer()
 
 
 def peak(found: Checkpointing) -> Peak:

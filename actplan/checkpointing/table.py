@@ -39,7 +39,9 @@ class Table:
     def rows(self) -> tuple[Segmentation, ...]:
         """The chosen policy among the usual ones; last the uniform segments of lowest peak, in each accounting."""
         stack = stack_of(self.run)
-        found = (policy for policy in usual(self.layers.count, self.run.checkpoint) if stack.recomputes(policy))
+        found = (
+            policy for policy in usual(self.layers.count, self.run.checkpoint) if stack.recomputes(policy, self.run)
+        )
         named = {str(policy): policy for policy in found}
         best = {str(policy): policy for policy in self.best_uniform}
         names = [name for name in named if name not in best or name == str(self.run.checkpoint)]

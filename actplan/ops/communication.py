@@ -42,6 +42,24 @@ def all_gather_columns(x: Tensor, degree: int) -> Tensor:
     return out
 
 
+def gather_columns(x: Tensor, degree: int) -> Tensor:
+    """The same as Megatron does it; backward cuts the gradient into rows and reduce-scatters them
+    (megatron/core/tensor_parallel/mappings.py, _AllGatherFromTensorParallelRegion)."""
+    gathered = new(x, _scaled(x.shape, 0, degree, 1), op="all_gather")
+    out = new(x, _scaled(x.shape, len(x.shape) - 1, degree, 1), op="cat")
+    del gathered
+    shape = x.shape
+
+    def rule(node: Node, grads: list[Tensor]) -> list[Tensor]:
+        rows = new(grads[0], grads[0].shape, op="cat")
+        made = new(grads[0], shape, op="reduce_scatter")
+        del rows
+        return [made]
+
+    custom("AllGatherFromTensorParallelRegion", rule, (x,), (), [out])
+    return out
+
+
 def reduce_scatter(x: Tensor, dim: int, degree: int) -> Tensor:
     """Partial sums […, n, …] to this rank's […, n / degree, …]; backward gathers."""
     out = new(x, _scaled(x.shape, dim, 1, degree), op="reduce_scatter")

@@ -65,13 +65,15 @@ def _taken(x: Tensor, index: Tensor, reason: str, out: Shape, op: str, name: str
 
 
 def _gather_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:
-    _held = node.unpack(0)
+    _held, _input = node.unpack(0), node.unpack(1)
     return (_scattered(grads[0], node.extra, grads[0].dtype, "scatter_add"),)
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:
-    """`x.gather(-1, index)`: saves the index."""
-    return _taken(x, index, "the indices of a gather", index.shape, "gather", "GatherBackward0", _gather_backward)
+    """`x.gather(-1, index)`: saves the index, and the input, of which backward needs the shape alone."""
+    out = _taken(x, index, "the indices of a gather", index.shape, "gather", "GatherBackward0", _gather_backward)
+    x.tape.save(out.node, x, "the input of a gather")
+    return out
 
 
 def _index_backward(node: Node, grads: list[Tensor]) -> tuple[Tensor]:

@@ -85,7 +85,7 @@ def _backward(
     """Step by step: gradients of one block at a time, added to those of the queries, which stay, and to those of keys
     and values, which are passed on with them."""
     q, kv, out, lse, *states = (node.unpack(i) for i in range(len(node.saved)))
-    gradient = raw_contiguous(grads[0])
+    gradient = grads[0] if flash else raw_contiguous(grads[0])
     batch, heads, rows = _sizes(q, flash=flash)
     half = new(lse, (batch, heads, rows // 2), FP32, "contiguous")
     dq = empty_like(q, "dq")
@@ -93,6 +93,7 @@ def _backward(
     step: list[Tensor] = []
     for i in range(ranks):
         part = 2 if i < ranks - 1 else 1
+        step = []
         step = _block(q, shapes, part, flash=flash)
     made = [buffers[ranks % 2].seen(shape, contiguous_strides(shape)) for shape in shapes]
     del step, buffers, half, gradient, out, lse, states

@@ -43,7 +43,7 @@ class Stack(Protocol):
         """
         ...
 
-    def recomputes(self, policy: Policy) -> bool:
+    def recomputes(self, policy: Policy, run: Run) -> bool:
         """Tell whether the framework can be set to a policy."""
         ...
 

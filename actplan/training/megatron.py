@@ -39,6 +39,9 @@ class MegatronOptions(StackOptions, frozen=True):
     apply_rope_fusion: Annotated[bool, Meta(description="rotary positions in one kernel")] = True
     attention_softmax_in_fp32: Annotated[bool, Meta(description="of `local` layers whose softmax is not fused")] = False
     deterministic_mode: Annotated[bool, Meta(description="kernels without atomic sums")] = False
+    create_attention_mask_in_dataloader: Annotated[
+        bool, Meta(description="the data loader has a mask for each sequence; only attention by torch's ops reads it")
+    ] = True
     distribute_saved_activations: Annotated[
         bool, Meta(description="what a recomputed layer keeps is divided over the tensor-parallel ranks")
     ] = False
@@ -49,13 +52,14 @@ class MegatronOptions(StackOptions, frozen=True):
     moe_grouped_gemm: Annotated[bool, Meta(description="a rank's experts in one function, or one after the other")] = (
         True
     )
+    moe_shared_expert_overlap: Annotated[bool, Meta(description="shared experts run during the exchange")] = False
     moe_permute_fusion: Annotated[bool, Meta(description="rows are moved by one kernel")] = False
     moe_router_dtype: Annotated[
         Literal["fp32"] | None, Meta(description="the type of the router's logits and probabilities; the model's own")
     ] = None
     moe_router_pre_softmax: Annotated[bool, Meta(description="softmax over all experts, before the choice")] = False
     moe_router_load_balancing_type: Annotated[
-        Literal["aux_loss", "seq_aux_loss", "none"], Meta(description="the loss that balances experts")
+        Literal["aux_loss", "seq_aux_loss", "sinkhorn", "none"], Meta(description="the loss that balances experts")
     ] = "aux_loss"
     moe_aux_loss_coeff: Annotated[float, Meta(description="its weight; with 0 there is none")] = 0.0
     moe_z_loss_coeff: Annotated[float | None, Meta(description="the weight of the z-loss")] = None

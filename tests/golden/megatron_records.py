@@ -1,5 +1,5 @@
-"""Traced runs of Megatron-Core with Transformer Engine (tests/reference/megatron_autograd.json), and the model and run
-that must reproduce each."""
+"""Traced runs of Megatron-Core with Transformer Engine (tests/reference/megatron_autograd.json and
+megatron_variants.json), and the model and run that must reproduce each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actplan.model import Attention, GatedDeltaNet, LatentAttention, Layer, Mlp, Model, Moe
-from actplan.model.parts import Embedding, Residual, Rope
+from actplan.model.parts import Embedding, Mtp, Residual, Rope
 from actplan.training import Run
 from actplan.training.megatron import MegatronOptions
 from actplan.training.mesh import Mesh
@@ -20,6 +20,11 @@ RECORDS: dict[str, dict[str, Any]] = {
     record["id"]: record for record in json.loads((REFERENCE / "megatron_autograd.json").read_text(encoding="utf-8"))
 }
 Args = dict[str, Any]
+_VARIANTS = json.loads((REFERENCE / "megatron_variants.json").read_text(encoding="utf-8"))
+VARIANTS: dict[str, dict[str, Any]] = {
+    record["id"]: {**record, "args": {**_VARIANTS["args"], **record["args"]}} for record in _VARIANTS["runs"]
+}
+"""Smaller runs, two layers or four, each of which differs in an option or two."""
 ACTIVATIONS = {"gelu": ("gelu", False), "swiglu": ("silu", True), "geglu": ("gelu", True), "srelu": ("relu2", False)}
 ATTENTION = {"unfused": "eager", "flash": "flash", "cudnn": "cudnn"}
 CONTEXT = {"p2p": "ring", "a2a": "all-to-all", "all_gather": "all-gather"}
@@ -47,6 +52,8 @@ def model_of(a: Args) -> Model:
         residual=residual,
         embedding=Embedding(dropout=a["hidden_dropout"], max_position_embeddings=learned),
         tie_word_embeddings=a["tied"],
+        mtp=Mtp(num_layers=a["mtp"]) if a["mtp"] else None,
+        mtp_layer=layers[-1] if a["mtp"] else None,
     )
 
 
@@ -113,6 +120,7 @@ def run_of(a: Args) -> Run:
         mesh=Mesh(dp=dp, tp=a["tp"], sp=a["sp"] and a["tp"] > 1, cp=a["cp"], ep=a["ep"], etp=etp),
         checkpoint=_policy(a),
         context_attention=CONTEXT[a["cp_comm"]],
+        mtp=bool(a["mtp"]),
     )
 
 
@@ -140,10 +148,12 @@ def options_of(a: Args) -> MegatronOptions:
         apply_rope_fusion=a["rope_fusion"],
         attention_softmax_in_fp32=a["softmax_fp32"],
         deterministic_mode=a["deterministic"],
+        create_attention_mask_in_dataloader=a["mask"],
         distribute_saved_activations=a["distribute"],
         moe_token_dispatcher_type=a["dispatcher"],
         moe_grouped_gemm=a["grouped_gemm"],
         moe_permute_fusion=a["permute_fusion"],
+        moe_shared_expert_overlap=a["shared_overlap"],
         moe_router_dtype=a["router_dtype"],
         moe_router_pre_softmax=a["pre_softmax"],
         moe_router_load_balancing_type=a["lb"],
@@ -157,7 +167,7 @@ def options_of(a: Args) -> MegatronOptions:
 
 def place(module: str) -> str:
     """The layer that a module lies in, `loss` for what has no module, or the module itself."""
-    layer = re.match(r"decoder\.layers\.\d+", module)
+    layer = re.match(r"(decoder|mtp)\.layers\.\d+", module)
     return layer[0] if layer else "loss" if module in ("", "<loss>") else module
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from cli_harness import refused, result
-from megatron_records import RECORDS, model_of, place, run_of, traced
+from megatron_records import RECORDS, VARIANTS, Args, model_of, place, run_of, traced
+from msgspec.structs import replace
 
+from actplan.answers import budget_of
 from actplan.autograd import Tape
 from actplan.checkpointing.segmented import segmented
+from actplan.memory.setup import Setup
 from actplan.stacks import stack_of
 from actplan.stacks.walking import Walk
 from actplan.training.policies import EveryK, EveryLayer, FirstN, Layers, Modules, NoCheckpoint, Policy
@@ -18,21 +21,35 @@ from actplan.training.policies import EveryK, EveryLayer, FirstN, Layers, Module
 PIPELINED = {name for name, record in RECORDS.items() if record["args"]["pp"] > 1}
 
 
-def walked(name: str, *, policy: Policy | None = None, in_place: bool = False) -> Walk:
+def walked(args: Args, *, policy: Policy | None = None, in_place: bool = False) -> Walk:
     """Under a dispatch mode, as the records were made, gradients are added out of place."""
-    args = RECORDS[name]["args"]
     model, run = model_of(args), run_of(args)
     chosen = run.checkpoint if policy is None else policy
     segments = chosen.segments(Layers(model.num_layers, 1, [0] * model.num_layers))
     return stack_of(run).walk(model, run, segments, tape=Tape(in_place=in_place))
 
 
-@pytest.mark.parametrize("name", sorted(RECORDS))
-def test_saved_bytes_of_each_layer(name: str) -> None:
+def saved(walk: Walk) -> dict[str, int]:
+    """Bytes of each layer and of each module outside of them."""
     found: dict[str, int] = {}
-    for row in walked(name).tape.ledger:
+    for row in walk.tape.ledger:
         if row.owner is None and row.nbytes:
             found[place(row.module)] = found.get(place(row.module), 0) + row.nbytes * row.count
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_variants(name: str) -> None:
+    record, found = VARIANTS[name], walked(VARIANTS[name]["args"])
+    assert saved(found) == traced(record)
+    assert found.end_forward_bytes == pytest.approx(record["end_forward_bytes"], rel=5e-4)
+    assert found.peak_forward_bytes == pytest.approx(record["peak_forward_bytes"], rel=5e-4)
+    assert found.peak_backward_bytes == pytest.approx(record["peak_backward_bytes"], rel=5e-4)
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+def test_saved_bytes_of_each_layer(name: str) -> None:
+    found = saved(walked(RECORDS[name]["args"]))
     if RECORDS[name]["args"]["stage"] == "middle":
         found.pop("embedding", None)  # a stage in the middle has none
     assert found == traced(RECORDS[name])
@@ -40,10 +57,23 @@ def test_saved_bytes_of_each_layer(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RECORDS.keys() - PIPELINED))
 def test_peaks(name: str) -> None:
-    record, found = RECORDS[name], walked(name)
+    record, found = RECORDS[name], walked(RECORDS[name]["args"])
     assert found.end_forward_bytes == pytest.approx(record["end_forward_bytes"], rel=5e-5)
     assert found.peak_forward_bytes == pytest.approx(record["peak_forward_bytes"], rel=2e-4)
     assert found.peak_backward_bytes == pytest.approx(record["peak_backward_bytes"], rel=2e-4)
+
+
+@pytest.mark.parametrize(("name", "stage"), [(name, RECORDS[name]["args"]["stage"]) for name in sorted(PIPELINED)])
+def test_pipeline_stages(name: str, stage: str) -> None:
+    """Micro-batches in flight of a stage before the last, in the budget's activations."""
+    record = RECORDS[name]
+    args = {**record["args"], "pp": 1, "no_logits": False}
+    run = run_of(args)
+    run = replace(run, mesh=replace(run.mesh, pp=record["args"]["pp"]))
+    found, _ = budget_of(model_of(args), run, Setup(recipe="megatron-bf16"))
+    phases = {phase.phase: phase.activations_bytes for phase in found.stages[0 if stage == "first" else 2].phases}
+    assert phases["forward_loss"] == pytest.approx(record["peak_forward_bytes"], rel=1e-6)
+    assert phases["backward"] == pytest.approx(record["peak_backward_bytes"], rel=1e-6)
 
 
 CHAINED = ["llama8b-te-nologits-full", "gpt3-6.7b-local-tp4-sp-nologits-nogradfusion", "gpt2xl-te-unfused"]
@@ -62,7 +92,7 @@ def test_what_stays_from_step_to_step(name: str) -> None:
     tables = ("cat", "arange", "index_select", "_to_copy", "cos", "sin", "floor_divide", "triu")
     known = [size for what, size in RECORDS[name]["persistent"] if not any(f"aten.{op}" in what for op in tables)]
     caches: dict[str, int] = {}
-    for (_stage, cache), size in walked(name).tape.caches.items():
+    for (_stage, cache), size in walked(RECORDS[name]["args"]).tape.caches.items():
         caches[cache] = max(size, caches.get(cache, 0))
     assert sum(caches.values()) == pytest.approx(sum(known), rel=0.001)
 
@@ -70,8 +100,6 @@ def test_what_stays_from_step_to_step(name: str) -> None:
 @pytest.mark.parametrize("name", CHAINED)
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_the_chain_is_the_walk(name: str, policy: Policy) -> None:
-    from msgspec.structs import replace
-
     args = RECORDS[name]["args"]
     model, run = model_of(args), replace(run_of(args), checkpoint=policy)
     segments = policy.segments(Layers(model.num_layers, 1, [0] * model.num_layers))

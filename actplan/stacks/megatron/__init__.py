@@ -34,15 +34,18 @@ class Megatron:
 
     def check(self, model: Model, run: Run) -> None:
         """Refuse a policy that Megatron-Core has no setting for."""
-        if not self.recomputes(run.checkpoint):
+        if not self.recomputes(run.checkpoint, run):
             raise InputError(
                 "Megatron-Core does not recompute so",
                 where="--checkpoint",
-                allowed="layer, every:K (uniform), first:N (block), modules: (selective)",
+                allowed="layer, modules: (selective), and without --mtp every:K (uniform), first:N (block)",
             )
 
-    def recomputes(self, policy: Policy) -> bool:
-        """Tell whether it is uniform, block or selective recomputation, or none."""
+    def recomputes(self, policy: Policy, run: Run) -> bool:
+        """Tell whether it is uniform, block or selective recomputation, or none; with multi-token prediction, whether
+        it is that of single layers (`uniform` of more is refused, `block` leaves its layers out: not planned)."""
+        if run.mtp:
+            return isinstance(policy, (NoCheckpoint, EveryLayer, Modules))
         return isinstance(policy, (NoCheckpoint, EveryLayer, EveryK, FirstN, Modules))
 
     def role(self, model: Model, run: Run, i: int) -> Hashable:
@@ -54,8 +57,8 @@ class Megatron:
         return ()
 
     def checkpoints_head(self, model: Model, run: Run) -> bool:
-        """Tell that the head has no checkpoints of its own."""
-        return False
+        """Tell whether multi-token prediction has layers in the head, run again where the others are."""
+        return run.mtp and run.loss_kind.is_there
 
     def counts_token_ids(self, model: Model) -> bool:
         """Tell that token ids are the data loader's."""
@@ -63,6 +66,8 @@ class Megatron:
 
     def outside_part(self, model: Model, module: str) -> str:
         """Return the part of the report by the module's name."""
+        if module.startswith("mtp."):
+            return "mtp"
         return {"decoder.final_layernorm": "final_norm", "output_layer": "head"}.get(module, "loss")
 
 

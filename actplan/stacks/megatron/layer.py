@@ -48,7 +48,7 @@ def _feed_forward(m: Scope, hidden: Tensor, spec: Layer) -> Tensor:
     residual = hidden
     if isinstance(spec.mlp, Moe):
         return _experts(m, hidden, spec, spec.mlp)
-    normed = m.call("pre_mlp_layernorm", norm, hidden, norm_kind(m, spec.norm)) if m.is_local else hidden
+    normed, part = separate_norm(m, "pre_mlp_layernorm", hidden, spec) if m.is_local else (hidden, None)
     biases: list[Tensor | None] = []
 
     def run(x: Tensor) -> Tensor:
@@ -58,6 +58,9 @@ def _feed_forward(m: Scope, hidden: Tensor, spec: Layer) -> Tensor:
         return out
 
     output = m.recompute("mlp", run, normed)
+    del normed
+    if part is not None:
+        part.discard(output)
     return _join(m, output, biases[0], residual, spec)
 
 

@@ -7,6 +7,7 @@ from ...basics.units import FP32
 from ...model import Attention, GatedDeltaNet, LatentAttention, Layer, Model, Moe
 from ...training import Run
 from ...training.megatron import MegatronOptions
+from ...training.policies import Modules
 from ...training.stacks import refuse_words
 from ..walking import Keeps
 from .scope import Scope
@@ -31,11 +32,20 @@ def options_of(run: Run) -> MegatronOptions:
 def check(model: Model, run: Run, options: MegatronOptions, keeps: Keeps) -> None:
     """Raise InputError for a run or a model that Megatron-Core does not train, or that is not planned."""
     _check_words(run, options)
+    if run.mtp:
+        from . import prediction
+
+        prediction.check(model, run)
     if keeps:
         wrong = "Megatron-Core keeps no single outputs of a layer that is run again"
         raise InputError(wrong, where="--checkpoint", allowed="layer, every:K, first:N, modules:")
-    for layer in dict.fromkeys(model.layers):
+    predicting = (model.mtp_layer,) if run.mtp and model.mtp_layer is not None else ()
+    for layer in dict.fromkeys((*model.layers, *predicting)):
+        if isinstance(layer.mixer, (Attention, LatentAttention)):
+            _check_heads(run, layer.mixer)
         _check_layer(model, layer, local=options.transformer_impl == "local")
+    if options.moe_shared_expert_overlap:
+        _check_overlap(model, run, options)
     if model.exits:
         raise InputError("Megatron-Core has no early exits", where="exits", allowed="--stack transformers")
 
@@ -66,7 +76,8 @@ def _check_words(run: Run, options: MegatronOptions) -> None:
         "--lora-rank": run.adapters, "--quantise": run.quantised, "--qat": run.fake_quantised,
         "--freeze": None if run.trains_all or run.adapters or run.quantised else run.frozen,
         "--hold-logits": run.hold_logits or None, "--padding": run.padding_mask or None,
-        "--checkpoint-dtype": run.checkpoint_dtype, "--mtp": run.mtp or None,    }  # fmt: skip
+        "--checkpoint-dtype": run.checkpoint_dtype,
+    }  # fmt: skip
     for option, value in wrong.items():
         if value is not None:
             raise InputError("not planned with --stack megatron", where=option, allowed="--stack transformers")
@@ -74,13 +85,32 @@ def _check_words(run: Run, options: MegatronOptions) -> None:
 
 def _check_context(run: Run) -> None:
     """Raise InputError for a way of dividing the sequence that is not planned."""
-    if run.context_attention != "ring":
-        wrong = f"{run.context_attention} attention is not planned with --stack megatron"
-        raise InputError(wrong, where="--cp-attention", allowed="ring (cp_comm_type p2p)")
     if run.attention == "eager":
         raise InputError("unfused attention needs the whole sequence", where="--attention", allowed="cudnn, flash")
     if run.local_length % 2:
         raise InputError("each rank takes two chunks of the sequence", where="--cp", allowed="an even local length")
+
+
+def _check_overlap(model: Model, run: Run, options: MegatronOptions) -> None:
+    """Raise InputError for shared experts beside an exchange that cannot be there."""
+    where, policy = "moe_shared_expert_overlap", run.checkpoint
+    if not any(isinstance(x.mlp, Moe) and x.mlp.shared_expert_intermediate_size for x in model.layers):
+        raise InputError(f"{model.name} has no shared experts", where=where, allowed="false")
+    if options.moe_token_dispatcher_type != "alltoall":
+        raise InputError("only the all-to-all dispatcher has them beside its exchange", where=where, allowed="false")
+    if isinstance(policy, Modules) and "shared_experts" in policy.names:
+        raise InputError("shared experts beside the exchange are not run again", where=where, allowed="false")
+    if options.transformer_impl == "local":
+        raise InputError("local layers are not planned with shared experts beside", where=where, allowed="false")
+
+
+def _check_heads(run: Run, mixer: Attention | LatentAttention) -> None:
+    """Raise InputError where heads cannot be exchanged for rows."""
+    groups = mixer.num_attention_heads if isinstance(mixer, LatentAttention) else mixer.num_key_value_heads
+    local = max(1, groups // run.mesh.tp)
+    if run.context_attention == "all-to-all" and local % run.mesh.cp:
+        wrong = f"{local} key-value heads of a rank cannot be divided by {run.mesh.cp}"
+        raise InputError(wrong, where="--cp", allowed="a divisor of them, or --cp-attention ring")
 
 
 def check_parts(m: Scope) -> None:

@@ -65,12 +65,24 @@ def _model(
 ) -> Tensor:
     """GPTModel.forward: the embedded tokens live as long as it runs."""
     stepper.begin(0)
-    embedded = m.call("embedding", head.embed, head.given(m, "ids", shape))
+    ids, labels = head.given(m, "ids", shape), head.given(m, "labels", shape)
+    embedded = m.call("embedding", head.embed, ids)
     stepper.end(0)
     hidden = m.call("decoder", _block, embedded, segments, stepper, numbers)
     if not m.run.loss_kind.is_there:
         return hidden
-    return head.language_loss(m, hidden, head.given(m, "labels", shape))
+    if m.run.mtp:
+        return _with_further(m, hidden, ids, labels, segments)
+    return head.language_loss(m, hidden, labels)
+
+
+def _with_further(m: Scope, hidden: Tensor, ids: Tensor, labels: Tensor, segments: tuple[Segment, ...]) -> Tensor:
+    """The loss with multi-token prediction."""
+    from . import prediction
+
+    recomputed = prediction.is_recomputed(m.model, m.run, segments)
+    hidden = m.call("mtp", prediction.predict, hidden, ids, recomputed)
+    return prediction.language_loss(m, hidden, labels)
 
 
 def _block(m: Scope, hidden: Tensor, segments: tuple[Segment, ...], stepper: Stepper, numbers: Sequence[int]) -> Tensor:

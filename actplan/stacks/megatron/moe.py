@@ -7,6 +7,7 @@ routed evenly, times the run's imbalance where ranks exchange them.
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
 
 from ...autograd import Tensor
 from ...autograd.reentrant import WithoutOutput
@@ -23,15 +24,19 @@ from ...ops.linear import linear as plain_linear
 from ...ops.parallel_linear import GLOBAL_BUFFER, parallel_linear
 from ...ops.transformer_engine import Divided, te_linear
 from ...ops.views import cat, contiguous, narrow, split, transpose, unsqueeze, view
-from .mlp import GATED, PLAIN
+from .mlp import PLAIN, glu
 from .router import route
 from .scope import Scope, linear
+
+if TYPE_CHECKING:
+    from .overlap import Overlapped
 
 
 def moe(m: Scope, x: Tensor, spec: Moe) -> Tensor:
     """[s, b, h] to the same."""
     shared = None
-    if spec.shared_expert_intermediate_size is not None:
+    overlaps = m.options.moe_shared_expert_overlap
+    if spec.shared_expert_intermediate_size is not None and not overlaps:
         shared = m.recompute("shared_experts", lambda x: m.call("shared_experts", shared_experts, x, spec), x)
     probs, chosen = m.call("router", route, x, spec)
     dispatch = _ALL_GATHER if m.options.moe_token_dispatcher_type == "allgather" else _ALL_TO_ALL
@@ -74,6 +79,9 @@ def _all_to_all(m: Scope, x: Tensor, probs: Tensor, chosen: Tensor, spec: Moe) -
     shape, share = x.shape, _Share(m, x.numel // x.shape[-1], spec)
     tokens = view(x, -1, shape[-1])
     count = tokens.shape[0]
+    beside = _overlapped(m, spec)
+    if beside is not None:
+        beside.begin(x)
     sent, weights, table = _permute(m, tokens, probs, chosen, share.sent, share)
     m.keep(probs, chosen, table)
     moved = sent
@@ -81,21 +89,35 @@ def _all_to_all(m: Scope, x: Tensor, probs: Tensor, chosen: Tensor, spec: Moe) -
         moved = all_to_all(sent, share.received)
         weights = all_to_all(weights, share.received)
     received = moved
+    if beside is not None:
+        beside.widen(moved)
     if share.etp > 1:
         moved, weights = all_gather(moved, 0, share.etp), all_gather(weights, 0, share.etp)
     if share.local > 1:
         moved, weights = _sorted(m, moved, weights, share)
-    output = m.call("experts", experts, moved, weights, spec, share.local)
-    del moved, weights
-    if share.local > 1:
-        output = _sorted(m, output, None, share)[0]
+    found = m.call("experts", experts, moved, weights, spec, share.local)
+    output = _sorted(m, found, None, share)[0] if share.local > 1 else found
     if share.etp > 1:
         output = to(reduce_scatter(to(output, probs.dtype), 0, share.etp), output.dtype)
+    del found, moved, weights  # locals of MoELayer.routed_experts_compute
     if share.ep > 1:
         output = all_to_all(output, share.sent)
+    if beside is not None:
+        beside.narrow(output)
     output = _unpermute(m, output, table, count)
+    if beside is not None:
+        output = beside.added_to(view(output, *shape))
     del sent, received  # locals of MoELayer.forward
     return output
+
+
+def _overlapped(m: Scope, spec: Moe) -> Overlapped | None:
+    """Shared experts beside the exchange, where the run has them there."""
+    if spec.shared_expert_intermediate_size is None or not m.options.moe_shared_expert_overlap:
+        return None
+    from .overlap import Overlapped
+
+    return Overlapped(m, spec)
 
 
 def _all_gather(m: Scope, x: Tensor, probs: Tensor, chosen: Tensor, spec: Moe) -> Tensor:
@@ -114,9 +136,9 @@ def _all_gather(m: Scope, x: Tensor, probs: Tensor, chosen: Tensor, spec: Moe) -
     weights = rows.masked_select(contiguous(transpose(weights, 0, 1)), _turned(ours), taken)
     m.keep(ours, weights, table)
     del chosen
-    output = m.call("experts", experts, moved, weights, spec, experts_here)
-    del moved
-    output = _unpermute(m, output, table, count)
+    found = m.call("experts", experts, moved, weights, spec, experts_here)
+    output = _unpermute(m, found, table, count)
+    del found, moved
     if group > 1:
         output = to(reduce_scatter(to(output, weights.dtype), 0, group), output.dtype)
     return output
@@ -260,5 +282,4 @@ def _weighted(m: Scope, wide: Tensor, scale: Tensor) -> Tensor:
 def _unfused(x: Tensor, activation: str, *, gated: bool) -> Tensor:
     if not gated:
         return plain_activation(x) if activation == "relu2" else PLAIN[activation](x)
-    gate, up = split(x, [x.shape[-1] // 2] * 2, -1)
-    return mul(GATED[activation](gate), up)
+    return glu(x, activation)

@@ -23,6 +23,8 @@ def route(m: Scope, x: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
     logits = view(router_linear(x, weight, dtype), -1, spec.num_experts)
     if m.options.moe_z_loss_coeff and m.tape.grad_enabled:
         logits = _with_loss(logits, _z_loss(logits))
+    if m.options.moe_router_load_balancing_type == "sinkhorn":
+        return _sinkhorn(logits, spec)
     scored = _sigmoid(m, logits, spec) if spec.router == "sigmoid" else _softmax(m, logits, spec)
     probs = _scattered(logits, *scored)
     chosen = _map(logits)
@@ -53,6 +55,17 @@ def _sigmoid(m: Scope, logits: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
     if spec.num_experts_per_tok == 1:
         return scores, indices
     return div(scores, add_scalar(sum_last(scores))), indices
+
+
+def _sinkhorn(logits: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
+    """`sinkhorn_load_balancing`: chosen by balanced logits, weighted by softmax (sigmoid for one expert)."""
+    balanced = new(logits, logits.shape, FP32, "sinkhorn")
+    indices = new(logits, (logits.shape[0], spec.num_experts_per_tok), INT64, "topk")
+    del balanced
+    scores = sigmoid(logits) if spec.num_experts_per_tok == 1 else to(softmax_fp32(logits), logits.dtype)
+    chosen = _map(logits)
+    del indices
+    return mul(scores, chosen), chosen
 
 
 def _topk(scores: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:

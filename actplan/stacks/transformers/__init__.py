@@ -36,7 +36,7 @@ class Transformers:
     def check(self, model: Model, run: Run) -> None:
         """Refuse nothing: any layers can be checkpointed."""
 
-    def recomputes(self, policy: Policy) -> bool:
+    def recomputes(self, policy: Policy, run: Run) -> bool:
         """Tell that any layers can be checkpointed."""
         return True
 
