@@ -183,12 +183,15 @@ def ledger(
     """
     if isinstance(model, Model):
         from .checkpointing import ledger as rows
+        from .notes.ledger import ledger_notes
 
         stack_of(run).check(model, run)
         about = _named(Report(model=model_info(model, run), run=run_info(model, run)), run)
         if at_peak:
             return replace(about, peak=rows.at_peak(model, run))
-        return replace(about, ledger=rows.ledger(model, run, layer=layer, kind=kind))
+        one = rows.layer_of(model, layer, kind)
+        listed = rows.ledger(model, run, one)
+        return replace(about, ledger=listed, notes=() if one is None else ledger_notes(model, run, one))
     from .traced import estimate as traced
 
     if layer is not None or kind is not None or at_peak:

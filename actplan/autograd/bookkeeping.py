@@ -81,10 +81,16 @@ class Bookkeeping:
         self.ledger.append(row)
         return row
 
-    def settle(self, first: int = 0) -> None:
-        """From the row numbered `first` on: what was saved for a graph that nobody holds any more is not kept."""
-        rows = [row for row in self.ledger[first:] if any(holder() is not None for holder in row.holders)]
-        self.ledger[first:] = rows
+    def settle(self, first: int = 0, *, drop: bool = True) -> None:
+        """From the row numbered `first` on: what was saved for a graph that nobody holds any more is released.
+
+        drop: such rows go. Hooks on saved tensors see them all the same (torch/autograd/graph.py), as the router of
+        DeepSeek-V3 saves what it chooses experts by.
+        """
+        for row in self.ledger[first:]:
+            row.released = all(holder() is None for holder in row.holders)
+        if drop:
+            self.ledger[first:] = [row for row in self.ledger[first:] if not row.released]
 
     @contextmanager
     def folded(self, times: int) -> Iterator[None]:

@@ -93,19 +93,21 @@ def checkpoint(
     name: str,
     keep: frozenset[str] = frozenset(),
     early_stop: bool = True,
+    stage: int | None = None,
 ) -> R:
     """Run `run(*inputs)` keeping nothing but the inputs until its backward, and the outputs that `keep` selects
     (`selection.Selection`); `name` is the first module's, empty for the module that is running. Without `early_stop`
-    the replay runs to the part's end.
+    the replay runs to the part's end. `stage`: whose the inputs are in the ledger, where it is not the one that runs.
 
     Whatever else `run` closes over (rope tables, masks) stays alive with the graph, but is not saved.
     """
     frame = _Frame(tape, run, keep, early_stop)
     tape.path = f"{frame.path}.{name}" if name else frame.path
+    tape.stage = frame.stage if stage is None else stage
     for tensor in inputs:
         handle = tape.pack_outside(tensor, "checkpoint", "the input of a checkpointed segment, to run it again")
         frame.inputs.append((handle, tensor.requires_grad))
-    tape.path = frame.path
+    tape.path, tape.stage = frame.path, frame.stage
     tape.selection = frame.selection
     try:
         with tape.hook(_Drop(frame)):

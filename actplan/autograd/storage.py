@@ -109,6 +109,8 @@ class SavedTensor(msgspec.Struct):
     """Whether an op has saved it."""
     pinned: bool = False
     """Whether a node holds it on itself until the graph is gone (`Tape.hold`)."""
+    released: bool = False
+    """Whether it was saved for a branch without a gradient, and so is gone before the forward ends."""
 
     @property
     def is_held(self) -> bool:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+LONGEST = 380
+"""Characters of a message: with the name of the command before it, it is one line that a terminal can show."""
+
 
 class ActplanError(Exception):
     """Base of every error that a user can cause. `exit_code` is the process's exit status."""
@@ -41,18 +44,21 @@ class InputError(ActplanError):
         super().__init__(self.message())
 
     def message(self) -> str:
-        """The one line a user reads."""
-        parts = [f"{self.where}: {self.problem}" if self.where else self.problem]
+        """The one line a user reads, of `LONGEST` characters at most: where there are more, the list of what is allowed
+        goes first, and then the end."""
         near = nearest(self.got, self.choices) if self.got is not None else None
-        if near is not None:
-            parts.append(f"did you mean {near!r}?")
-        if self.allowed:
-            parts.append(f"allowed: {self.allowed}")
-        elif self.choices:
-            parts.append("allowed: " + ", ".join(self.choices))
-        if self.hint:
-            parts.append(self.hint)
-        return "; ".join(parts)
+        suggestion = f"did you mean {near!r}?" if near is not None else ""
+        allowed = self.allowed or ", ".join(self.choices)
+        listed = f"allowed: {allowed}" if allowed else ""
+        some = "" if self.allowed or not self.choices else f"allowed: one of {len(self.choices):,}"
+        for parts in ((suggestion, listed, self.hint), (suggestion, some, self.hint), (suggestion, self.hint)):
+            text = "; ".join(part for part in (self._problem(), *parts) if part)
+            if len(text) <= LONGEST:
+                return text
+        return shortened(text, LONGEST)
+
+    def _problem(self) -> str:
+        return f"{self.where}: {self.problem}" if self.where else self.problem
 
     def at(self, prefix: str) -> InputError:
         """The same error, its place extended on the left: a loader names the file, a field its path."""
@@ -69,6 +75,11 @@ class InputError(ActplanError):
 
 class MissingExtraError(ActplanError):
     """A command that needs an optional dependency which is not installed."""
+
+
+def shortened(text: str, longest: int) -> str:
+    """Text cut to so many characters, the last of them an ellipsis where something is gone."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

@@ -2,7 +2,7 @@
 
 PyYAML's own constructors read YAML 1.1 (`no` is False, `1e-5` a word, `010` eight), take the last of two
 equal keys and recurse as deep as the file likes. Here: YAML 1.2's core schema, an error with its line for a
-key given twice, bounded depth, and anchors that cannot expand beyond `MAX_NODES` values.
+key given twice, and the bounds of `files`, which what aliases stand for counts against.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .errors import InputError
-from .files import MAX_DEPTH, read_text, short_path, whole_number
+from .files import MAX_COPIES, MAX_DEPTH, Allowance, check_words, read_text, short_path, whole_number
 
 if TYPE_CHECKING:
     import yaml
-
-MAX_YAML_BYTES = 1 << 20
-MAX_NODES = 200_000
 
 _INT = re.compile(r"[-+]?[0-9]+\Z")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
@@ -77,7 +74,7 @@ CORE = Dialect()
 
 def read_yaml(path: str | Path) -> object:
     """The file's YAML value, by YAML 1.2's core schema (`no` and `on` are words, `1e-5` is a number)."""
-    return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), short_path(path))
+    return parse_yaml(read_text(path), short_path(path))
 
 
 def parse_yaml(text: str, where: str, dialect: Dialect = CORE) -> object:
@@ -89,6 +86,8 @@ def parse_yaml(text: str, where: str, dialect: Dialect = CORE) -> object:
         return _Builder(yaml.parse(text, Loader=loader), where, dialect).document()
     except yaml.MarkedYAMLError as error:
         line = _line(error)
+        if "nesting depth" in (error.problem or ""):  # libyaml's own bound, which is wider
+            raise InputError(f"line {line}: nested deeper than {MAX_DEPTH} levels", where=where) from None
         rows = text.splitlines()
         tabs = line <= len(rows) and rows[line - 1].startswith("\t")
         raise InputError(
@@ -111,7 +110,7 @@ class _Builder:
     def __init__(self, events: Iterator[yaml.Event], where: str, dialect: Dialect) -> None:
         self.events, self.where, self.dialect = events, where, dialect
         self.anchors: dict[str, object] = {}
-        self.nodes = 0
+        self.allowance, self.copies = Allowance(where), 0
 
     def document(self) -> object:
         import yaml
@@ -130,19 +129,14 @@ class _Builder:
         line = f"line {event.start_mark.line + 1}: " if event.start_mark is not None else ""
         raise InputError(line + problem, where=self.where, allowed=allowed)
 
-    def count(self, event: yaml.Event, nodes: int = 1) -> None:
-        self.nodes += nodes
-        if self.nodes > MAX_NODES:
-            self.fail(event, f"more than {MAX_NODES:,} values")
-
     def value(self, event: yaml.Event, depth: int) -> object:
         import yaml
 
-        self.count(event)
+        self.allowance.take()
         if depth > MAX_DEPTH:
             self.fail(event, f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
-            return self.alias(event)
+            return self.alias(event, depth)
         if getattr(event, "tag", None) not in (None, "!"):
             self.fail(event, f"the tag {event.tag!r} is not supported")  # type: ignore[attr-defined]
         if isinstance(event, yaml.ScalarEvent):
@@ -156,6 +150,7 @@ class _Builder:
         return built
 
     def scalar(self, event: yaml.ScalarEvent) -> object:
+        check_words(event.value, self.where)
         is_plain = event.implicit[0] and event.style in (None, "")
         return self.dialect.scalar(event.value, self.where) if is_plain else event.value
 
@@ -176,7 +171,8 @@ class _Builder:
             key = self.value(event, depth + 1)
             value = self.value(next(self.events), depth + 1)
             if key == "<<" and getattr(event, "style", None) in (None, ""):
-                merged = {**self.merged(event, value), **merged}
+                for name, given in self.merged(event, value).items():
+                    merged.setdefault(name, given)
             elif not isinstance(key, (str, int)) or isinstance(key, bool):
                 self.fail(event, "a key is neither a word nor a whole number", allowed="words and layer numbers")
             elif key in own and self.dialect.twice is None:
@@ -197,16 +193,20 @@ class _Builder:
                 result.update(source)
         return result
 
-    def alias(self, event: yaml.AliasEvent) -> object:
+    def alias(self, event: yaml.AliasEvent, depth: int) -> object:
         if event.anchor is None or event.anchor not in self.anchors:
             self.fail(event, f"the alias *{event.anchor} names no finished anchor")
-        return self.copied(event, self.anchors[event.anchor])
+        return self.copied(event, self.anchors[event.anchor], depth)
 
-    def copied(self, event: yaml.Event, value: object) -> object:
-        """A copy, so that changing one place never changes another; its size counts against the limit."""
-        self.count(event)
+    def copied(self, event: yaml.Event, value: object, depth: int) -> object:
+        """A copy, so that changing one place never changes another; it counts against the bounds."""
+        self.copies += 1
+        if self.copies > MAX_COPIES:
+            self.fail(event, f"aliases stand for more than {MAX_COPIES:,} values")
+        if depth > MAX_DEPTH:
+            self.fail(event, f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, dict):
-            return {key: self.copied(event, child) for key, child in value.items()}
+            return {key: self.copied(event, child, depth + 1) for key, child in value.items()}
         if isinstance(value, list):
-            return [self.copied(event, child) for child in value]
+            return [self.copied(event, child, depth + 1) for child in value]
         return value

@@ -11,6 +11,7 @@ import re
 import msgspec
 
 from .errors import InputError
+from .files import check_digits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MAX_COUNT = 1 << 40
@@ -138,6 +139,7 @@ def _span(part: str, where: str) -> list[int]:
 def _scaled(number: str, unit: int, where: str, *, exact: bool = True) -> int:
     """`number` × `unit` as an integer, without going through a float."""
     digits = number.replace("_", "")
+    check_digits(digits, where)
     if digits.isdecimal():
         return int(digits) * unit
     from fractions import Fraction

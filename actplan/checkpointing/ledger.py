@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..autograd import Tape
 from ..autograd.meter import Allocation
 from ..autograd.storage import SavedTensor
-from ..basics.errors import InputError
+from ..basics.errors import InputError, shortened
 from ..model import Layer, Model
 from ..report import LedgerRow, Peak, PeakRow
 from ..stacks import stack_of
@@ -17,28 +17,31 @@ from . import textbook
 from .segmented import segmented
 
 
-def ledger(model: Model, run: Run, *, layer: int | None = None, kind: str | None = None) -> tuple[LedgerRow, ...]:
-    """The saved tensors of one layer, of the first layer of a kind, or of the whole model, in order of saving.
-
-    Raises:
-        InputError: a layer or kind that the model does not have.
-    """
-    if kind is not None:
-        layer = _first_of(model, kind)
-    if layer is not None and not 0 <= layer < model.num_layers:
-        raise InputError(
-            f"layer {layer} is not there", where="--layer", allowed=f"0 to {model.num_layers - 1}, counted from 0"
-        )
+def ledger(model: Model, run: Run, layer: int | None = None) -> tuple[LedgerRow, ...]:
+    """The saved tensors of one layer or of the whole model, in order of saving."""
     rows = _walked(model, run).tape.ledger
     if layer is not None:
         rows = [row for row in rows if row.stage == layer + 1]
     return tuple(_merged(rows))
 
 
+def layer_of(model: Model, layer: int | None, kind: str | None) -> int | None:
+    """The one layer that is asked for, None for the whole model; raises InputError for one that is not there."""
+    if kind is not None:
+        return _first_of(model, kind)
+    if layer is not None and not 0 <= layer < model.num_layers:
+        raise InputError(
+            f"layer {shortened(str(layer), 40)} is not there",
+            where="--layer",
+            allowed=f"0 to {model.num_layers - 1}, counted from 0",
+        )
+    return layer
+
+
 def _first_of(model: Model, kind: str) -> int:
     kinds = [layer.kind for layer in model.layers]
     if kind not in kinds:
-        raise InputError(f"no layer of kind {kind!r}", where="--kind", choices=dict.fromkeys(kinds), got=kind)
+        raise InputError(f"no layer of kind {kind[:64]!r}", where="--kind", choices=dict.fromkeys(kinds), got=kind[:64])
     return kinds.index(kind)
 
 

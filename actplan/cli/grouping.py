@@ -24,11 +24,11 @@ TABLES: dict[type[Any], Sequence[declared.Option]] = {RunOptions: SETTINGS, Setu
 
 def grouped(command: Callable[..., R]) -> Callable[..., R]:
     """The command as typer wants it: every option of a group is a parameter of its own."""
-    hints = get_type_hints(command, include_extras=True)
     groups: dict[str, tuple[type[Any], list[inspect.Parameter]]] = {}
     options: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
-        hint = hints[parameter.name]
+    # not get_type_hints: Python 3.10's wraps what defaults to None in Optional, and the option inside is lost
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        hint = parameter.annotation
         group = _options(hint)
         if group is None:
             options.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))

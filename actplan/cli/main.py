@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from ..basics.errors import ActplanError
+from ..basics.errors import ActplanError, InputError, shortened
+
+LONGEST_LINE = 400
+"""Characters of the one line on stderr."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -26,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run one command; its exit code."""
     try:
+        _check_text(arguments)
         return _invoke(arguments)
     except ActplanError as error:
         return _say(f"error: {error}", error.exit_code)
@@ -33,6 +37,15 @@ def run(arguments: Sequence[str]) -> int:
         return 130
     except Exception as error:
         return _bug(error)
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Raises InputError for an argument that is not UTF-8, which no message and no result could quote."""
+    for number, argument in enumerate(arguments, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"argument {number} is not valid UTF-8") from None
 
 
 def _invoke(arguments: Sequence[str]) -> int:
@@ -46,6 +59,13 @@ def _invoke(arguments: Sequence[str]) -> int:
         from .usage import explain
 
         raise explain(error) from None
+    except OSError as error:
+        if error.filename is not None:  # a stream has no name: typer prints the help by itself
+            raise
+        from .output import give_up
+
+        give_up(error)
+        return 0
     return code if isinstance(code, int) else 0
 
 
@@ -62,11 +82,15 @@ def _bug(error: Exception) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    """One line on stderr, whatever the message quotes."""
+    """One line on stderr, whatever the message quotes; where stderr cannot be written, the code alone."""
     if sys.stderr is not None:
         from ..render.encoding import printable, representable
 
-        print(representable(f"actplan: {printable(message)}", sys.stderr.encoding), file=sys.stderr)
+        line = shortened(f"actplan: {printable(message)}", LONGEST_LINE)
+        try:
+            print(representable(line, sys.stderr.encoding), file=sys.stderr, flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return code
 
 

@@ -67,16 +67,6 @@ class ModelOptions:
         overrides = tuple(self.settings or ()) if settings is None else settings
         if self.model is None:
             return load_model(self.preset or DEFAULT_PRESET, preset=True, overrides=overrides)
-        if not _is_text(self.model):
-            raise InputError("the path is not valid UTF-8", where="--model")
         from ..loading import hub_cache
 
         return load_model(self.model, preset=False, overrides=overrides, hub_cache=hub_cache())
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from ..basics.errors import InputError
+from ..basics.files import reason_of, short_path
 
 if TYPE_CHECKING:
     from ..render.blocks import Block
@@ -150,33 +152,39 @@ def write(text: str, *, json: bool = False) -> None:
     try:
         stream.write((escaped_json if json else representable)(text, stream.encoding))
         stream.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        give_up(error)
+
+
+def give_up(error: OSError) -> None:
+    """Send what is still to be written to stdout nowhere; raises InputError, but for a reader that has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
         raise InputError(f"cannot write to stdout: {error.strerror}") from None
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write `path` whole or not at all: a new file takes its place once it is complete."""
+def write_file(path: Path, data: str | bytes) -> None:
+    """Write `path` whole or not at all: a new file takes its place once it is complete. Text is UTF-8."""
+    content = data.encode() if isinstance(data, str) else data
     try:
+        with contextlib.suppress(FileNotFoundError):
+            path.stat()  # refuses links that lead to one another, which some Pythons' resolve does not
         if path.exists() and not path.is_file():  # /dev/null, a named pipe: nothing to replace
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(content)
             return
-        _replace(path.resolve(), text)
+        _replace(path.resolve(), content)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot write: {reason}", where=str(path)) from None
+        raise InputError(f"cannot write: {reason_of(error)}", where=short_path(path)) from None
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: bytes) -> None:
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
     if mode is not None and not os.access(path, os.W_OK):
         raise PermissionError(13, "Permission denied")
     part = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
     try:
-        with part.open("x", encoding="utf-8") as stream:
-            stream.write(text)
+        with part.open("xb") as stream:
+            stream.write(content)
         if mode is not None:
             part.chmod(mode)
         part.replace(path)

@@ -126,19 +126,8 @@ def _draw(path: Path, report: Report, name: str, limit: int | None) -> None:
     made = picture(report, title, limit)
     suffix = path.suffix.lower()
     if suffix == ".png":
-        _write_bytes(path, plot.png(made))
+        write_file(path, plot.png(made))
     else:
         text = made if suffix == ".svg" else plot.page(title, made)
         writer: Callable[[], None] = (lambda: write(text)) if str(path) == "-" else (lambda: write_file(path, text))
         writer()
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    part = path.with_name(f".{path.name[:200]}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", where=str(path)) from None
-    finally:
-        part.unlink(missing_ok=True)

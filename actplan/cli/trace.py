@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from ..basics.errors import ActplanError, InputError
+from ..basics.files import whole_number
 from ..basics.units import parse_count
 from ..memory.setup import Setup
 from ..training import Run
@@ -121,9 +122,9 @@ def _num_layers(model: ModelOptions) -> int | None:
     chosen: int | None = None
     for text in model.settings or ():
         name, _, value = text.partition("=")
-        if name.strip() not in ("num_layers", "num_hidden_layers") or not value.strip().isdecimal():
+        if name.strip() not in ("num_layers", "num_hidden_layers") or not (value := value.strip()).isdecimal():
             raise InputError(f"{text[:64]!r} cannot be set on a traced model", where="--set", allowed="num_layers=N")
-        chosen = int(value)
+        chosen = whole_number(value, "--set num_layers")
     return chosen
 
 

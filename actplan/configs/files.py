@@ -9,10 +9,8 @@ from pathlib import Path
 
 from ..basics.errors import InputError, MissingExtraError
 from ..basics.files import check_depth, parse_json, read_text, short_path
-from ..basics.strict_yaml import MAX_YAML_BYTES, Dialect, parse_yaml, plain_value_11
+from ..basics.strict_yaml import Dialect, parse_yaml, plain_value_11
 from .shell import Command, commands
-
-MOST_BYTES = MAX_YAML_BYTES
 
 
 @dataclass
@@ -58,7 +56,7 @@ def load(path: str | Path, others: tuple[Path, ...] = ()) -> Source:
     Raises InputError for a file that is missing, too large, not text, or broken.
     """
     where = short_path(path)
-    text = read_text(path, limit=MOST_BYTES)
+    text = read_text(path)
     source = Source(Path(path), where, others=others)
     suffix = Path(path).suffix.lower()
     if suffix in (".json", ".json5") or (not suffix and text.lstrip().startswith("{")):

@@ -224,16 +224,17 @@ def _pool(pool: Pool) -> StreamPool:
 
 def _summary(stage: StageBudget) -> StageBytes:
     plan = stage.plan
+    layers = [(first, last) for first, last in plan.chunks if first <= last]
     return StageBytes(
         stage=plan.number,
-        first_layer=min(first for first, _ in plan.chunks),
-        last_layer=max(last for _, last in plan.chunks),
+        first_layer=min(first for first, _ in layers) if layers else UNSET,
+        last_layer=max(last for _, last in layers) if layers else UNSET,
         in_flight=plan.in_flight,
         peak_phase=stage.peak.phase,
         total_bytes=stage.peak.total_bytes,
         after_step_bytes=stage.after_step_bytes,
         phases=stage.phases,
-        chunks=plan.chunks if len(plan.chunks) > 1 else UNSET,
+        chunks=tuple(one if one[0] <= one[1] else () for one in plan.chunks) if len(plan.chunks) > 1 else UNSET,
         weights_owed=WeightsOwed(microbatches=plan.owed, bytes=stage.owed_bytes, graph_bytes=stage.graph_bytes)
         if plan.owed
         else UNSET,

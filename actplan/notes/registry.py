@@ -90,6 +90,8 @@ LEDGER = {
     "no-loss": "head and loss are not in the ledger",
     "idle-parameters": "which parameters get no gradient in the ledger's step",
     "image-tokens": "what of a sequence is images",
+    "inside-segment": "a layer runs again with those before it, and where their one input is listed",
+    "nothing-trained": "a layer keeps nothing, since nothing in it or below it is trained",
 }
 NOTES = {"estimate": ESTIMATE, "budget": BUDGET, "plan": PLAN, "ledger": LEDGER}
 """By the answer that they stand under: code, and what the note says."""

@@ -104,7 +104,8 @@ class _Measured:
         return [row for row in self.rows[i] if row.owner is None or row.is_held]
 
     def _kept(self, i: int) -> int:
-        return sum(rounded(row.nbytes) * row.count for row in self._own(i) if not row.is_held and not row.stays)
+        rows = (row for row in self._own(i) if not (row.is_held or row.stays or row.released))
+        return sum(rounded(row.nbytes) * row.count for row in rows)
 
     def pinned(self, i: int, *, packed: bool = False) -> int:
         """Bytes that a stage pins; `packed`: of these, what an op of it has saved as well."""

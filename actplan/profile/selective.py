@@ -178,7 +178,7 @@ class Menus:
         before += sum(trace.postponed for trace in made.stages[1:-1])
         for place in range(self.sampled.model.num_layers):
             trace, dead = made.stages[place + 1], dead_after_replay(made, place + 1)
-            own = (row for row in made.tape.ledger if row.stage == place + 1 and not row.pinned)
+            own = (row for row in made.tape.ledger if row.stage == row.born == place + 1 and not row.pinned)
             rows = list(own) if place in keep else []
             extra = sum(rounded(row.nbytes) * row.count for row in rows)
             if place in keep:

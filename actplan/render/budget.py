@@ -209,8 +209,10 @@ def _stage(stage: StageBytes) -> dict[str, str]:
 
 
 def _layers(stage: StageBytes) -> str:
+    if stage.first_layer is UNSET:
+        return NOTHING
     chunks = ((stage.first_layer, stage.last_layer),) if stage.chunks is UNSET else stage.chunks
-    return ", ".join(f"{first} to {last}" for first, last in chunks if first <= last) or NOTHING
+    return ", ".join(f"{chunk[0]} to {chunk[1]}" for chunk in chunks if chunk)
 
 
 def _cost(cost: Cost) -> Line:

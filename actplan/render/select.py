@@ -28,8 +28,8 @@ def _step(value: Any, key: str, at: str) -> Any:
         raise InputError(f"no key {key[:64]!r} {inside}", where="--get", choices=choices, got=key[:64])
     if isinstance(value, list | tuple):
         number = key.removeprefix("-")
-        if number.isascii() and number.isdigit() and -len(value) <= (i := int(key[:20])) < len(value):
-            return value[i]
+        if number.isascii() and number.isdigit() and len(number) < 12 and -len(value) <= int(key) < len(value):
+            return value[int(key)]
         allowed = f"0 to {len(value) - 1}" if value else "nothing: it is empty"
         raise InputError(f"no element {key[:64]!r} {inside}", where="--get", allowed=allowed)
     raise InputError(f"nothing lies below {at}", where="--get", allowed=f"--get {at}")

@@ -26,6 +26,9 @@ MIN_ROOM = 20
 NATURAL = 1 << 16
 """A width that no line reaches: for colour off a terminal."""
 
+NARROWEST, UNKNOWN_WIDTH = 20, 80
+"""Columns: what no terminal is narrower than, and what is taken where none is known."""
+
 
 def to_terminal(blocks: Sequence[Block], stream: TextIO, *, width: int | None = None) -> str:
     """What to write to the terminal that `stream` is, or to one so wide.
@@ -33,6 +36,8 @@ def to_terminal(blocks: Sequence[Block], stream: TextIO, *, width: int | None = 
     NO_COLOR, FORCE_COLOR and TERM=dumb are rich's to honour.
     """
     console = Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+    if console.width < NARROWEST:  # COLUMNS=0, or a terminal that does not know its size: lines wrap by themselves
+        console = Console(file=stream, width=UNKNOWN_WIDTH, markup=False, highlight=False, emoji=False)
     with console.capture() as captured:
         for i, block in enumerate(blocks):
             if i and needs_space(blocks[i - 1], block):

@@ -52,21 +52,22 @@ class WeightsOwed(Part, frozen=True):
     graph_bytes: int
 
 
-class StageBytes(Part, frozen=True):
+class StageBytes(Part, frozen=True, kw_only=True):
     """One pipeline stage: its layers, the microbatches (of one chunk each) it holds at most, its highest point.
 
-    chunks: first and last layer of each, where there are several. phases: its categories.
+    first_layer, last_layer: left out where it has an end of the model and no layer. chunks: first and last layer of
+    each, where there are several; nothing of one without layers. phases: its categories.
     """
 
     stage: int
-    first_layer: int
-    last_layer: int
+    first_layer: int | UnsetType = UNSET
+    last_layer: int | UnsetType = UNSET
     in_flight: int
     peak_phase: str
     total_bytes: int
     after_step_bytes: int
     phases: tuple[PhaseBytes, ...]
-    chunks: tuple[tuple[int, int], ...] | UnsetType = UNSET
+    chunks: tuple[tuple[int, ...], ...] | UnsetType = UNSET
     weights_owed: WeightsOwed | UnsetType = UNSET
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
+from math import isfinite
 from typing import Any
 
-import msgspec
-
-from ..basics.errors import InputError
+from ..basics.errors import InputError, shortened
+from ..basics.files import Allowance, parse_json, read_text, short_path, whole_number
+from .rows import MAX_POINTS
 
 MARKS = ("sweep", "points", "point")
 """Columns of a part: a digest of what is swept, how many points it has, and which one a row is."""
@@ -73,9 +74,9 @@ def merged(paths: Sequence[str]) -> list[dict[str, Any]]:
             if first is None:
                 first = (path, own[0], own[1])
             if (own[0], own[1]) != first[1:]:
-                raise InputError(f"is a part of another sweep than {first[0]}", where=path)
+                raise InputError(f"is a part of another sweep than {short_path(first[0])}", where=short_path(path))
             if own[2] in found:
-                raise InputError(f"has point {own[2]}, which another part has already", where=path)
+                raise InputError(f"has point {own[2]}, which another part has already", where=short_path(path))
             found[own[2]] = {key: value for key, value in row.items() if key not in MARKS}
     if first is None:
         raise InputError("the parts have no rows", where="--merge")
@@ -95,40 +96,73 @@ def _check_whole(found: Mapping[int, object], first: tuple[str, object, object])
 
 def _marks(row: Mapping[str, Any], path: str) -> tuple[str, int, int]:
     sweep, points, point = (row.get(mark) for mark in MARKS)
-    if not isinstance(points, int) or not isinstance(point, int) or not 0 <= point < points:
-        raise InputError("is no part of a sweep", where=path, allowed="a file that --shard i/n wrote, json or csv")
+    if type(points) is not int or type(point) is not int or not 0 <= point < points:
+        raise InputError("is no part of a sweep", where=short_path(path), allowed=_WRITTEN)
+    if points > MAX_POINTS:
+        raise InputError(f"a sweep of {str(points)[:40]} points", where=short_path(path), allowed=f"{MAX_POINTS:,}")
     return str(sweep), points, point
 
 
+_WRITTEN = "a file that --shard i/n wrote, json or csv"
+
+
 def _read(path: str) -> Iterable[dict[str, Any]]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot read: {reason}", where=path) from None
+    text, where = read_text(path, blank=True), short_path(path)  # a part without points is blank
     if text.lstrip().startswith("{"):
-        return _json_rows(text, path)
-    return [{key: _value(key, cell) for key, cell in row.items() if cell} for row in csv.DictReader(io.StringIO(text))]
+        return _json_rows(text, where)
+    return list(_csv_rows(text, where))
 
 
-def _json_rows(text: str, path: str) -> list[dict[str, Any]]:
+def _csv_rows(text: str, where: str) -> Iterator[dict[str, Any]]:
+    """The rows of a part in CSV; every one has as many cells as the heading."""
+    reader, allowance = csv.reader(io.StringIO(text)), Allowance(where)
+    header: list[str] | None = None
     try:
-        read: object = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise InputError(f"no JSON: {error}", where=path) from None
+        for cells in reader:
+            allowance.take(len(cells))
+            place = f"{where}: line {reader.line_num}"
+            if header is None:
+                header = cells
+                if len(set(header)) < len(header):
+                    raise InputError("a column comes twice", where=place)
+            elif cells:
+                if len(cells) != len(header):
+                    raise InputError(f"{len(cells):,} cells under {len(header):,} columns", where=place)
+                columns = zip(header, cells, strict=True)
+                yield {key: _value(key, cell, f"{place}: {key[:64]}") for key, cell in columns if cell}
+    except csv.Error as error:
+        raise InputError(f"is not valid CSV: {error}", where=f"{where}: line {reader.line_num}") from None
+
+
+def _json_rows(text: str, where: str) -> list[dict[str, Any]]:
+    read = parse_json(text, where, constants=False)
     rows = read.get("rows") if isinstance(read, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise InputError("has no rows", where=path, allowed="a file that --shard i/n wrote, json or csv")
+        raise InputError("has no rows", where=where, allowed=_WRITTEN)
+    for i, row in enumerate(rows):
+        for key, value in row.items():
+            if isinstance(value, list | dict):
+                wrong = "a list where a word or a number stands in a sweep"
+                raise InputError(wrong, where=f"{where}: rows[{i}].{key[:64]}")
     return rows
 
 
-def _value(key: str | None, cell: str) -> object:
+_NUMBER = re.compile(r"-?[0-9]+(?:(\.[0-9]+)?(e[-+]?[0-9]+)?)\Z")
+_NO_NUMBERS = ("nan", "inf", "-inf")
+
+
+def _value(key: str, cell: str, where: str) -> object:
     """A cell as the JSON has it."""
     if key == "sweep" or cell in ("true", "false"):
         return cell if key == "sweep" else cell == "true"
-    for kind in (int, float):
-        try:
-            return kind(cell)
-        except ValueError:
-            continue
-    return cell
+    if cell.lower() in _NO_NUMBERS:
+        raise InputError(f"{cell} is not a number", where=where, allowed="finite numbers")
+    found = _NUMBER.match(cell)
+    if found is None:
+        return cell
+    if found[1] is None and found[2] is None:
+        return whole_number(cell, where)
+    number = float(cell)
+    if not isfinite(number):
+        raise InputError(f"{shortened(cell, 40)} is not a number", where=where, allowed="finite numbers")
+    return number

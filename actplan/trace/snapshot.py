@@ -1,18 +1,20 @@
 """Peaks of a real run, from the pickle that `torch.cuda.memory._dump_snapshot` writes.
 
-A pickle can run code when it is read. This one is read with an unpickler that builds containers, numbers and
-strings and refuses everything else, so nothing in the file is imported or called. No torch is needed.
+A pickle can run code when it is read. This one is read as plain data (`basics.strict_pickle`), so that nothing in the
+file is imported or called. No torch is needed.
 """
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..basics.allocator import rounded
 from ..basics.errors import InputError
+from ..basics.files import Allowance, short_path
+from ..basics.strict_pickle import read_pickle
 
 MAX_BYTES = 1 << 60
 
@@ -40,52 +42,41 @@ class SnapshotPeaks:
         return self.reserved_bytes - self.allocated_bytes
 
 
-class _Builtins(pickle.Unpickler):
-    """Containers, numbers and strings; any other object is refused before it is looked up."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise InputError(f"the file asks for {module}.{name}: only containers, numbers and strings are read")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise InputError("the file refers to objects outside itself")
-
-
 def read_snapshot(path: str | Path, device: int | None = None) -> SnapshotPeaks:
     """Peaks of one device: the given one, or the one that reserved most."""
-    raw = _load(Path(path))
+    where = short_path(path)
+    raw = read_pickle(path)
+    if not isinstance(raw, dict) or not isinstance(raw.get("segments"), list):
+        raise InputError("not a CUDA memory snapshot: it has no list of segments", where=where)
     try:
-        found = {index: _peaks(raw, index) for index in _devices(raw)}
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
-        raise InputError(f"not a CUDA memory snapshot: {error!r}", where=str(path)) from error
-    if device is None and found:
+        found = _devices(raw, Allowance(where))
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        wrong = str(error) if isinstance(error, ValueError) else "segments or history are not as PyTorch writes them"
+        raise InputError(f"not a CUDA memory snapshot: {wrong}", where=where) from None
+    if device is None:
         return max(found.values(), key=lambda p: (p.reserved_bytes, p.events, -p.device))
     if device not in found:
-        raise InputError(f"no device {device} in the snapshot", where=str(path), choices=[str(d) for d in found])
+        raise InputError(f"no device {device} in the snapshot", where=where, choices=[str(d) for d in found])
     return found[device]
 
 
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            raw = _Builtins(file).load()
-    except InputError as error:
-        raise error.at(str(path)) from None
-    except Exception as error:  # a damaged pickle raises almost anything
-        raise InputError(f"not a readable snapshot: {error}", where=str(path)) from error
-    if not isinstance(raw, dict) or not isinstance(raw.get("segments"), list):
-        raise InputError("not a CUDA memory snapshot: it has no list of segments", where=str(path))
-    return raw
-
-
-def _devices(raw: dict[str, Any]) -> list[int]:
-    used = {_whole(segment.get("device", 0)) for segment in raw["segments"]}
-    used |= {i for i, trace in enumerate(raw.get("device_traces", [])) if trace}
-    return sorted(used) or [0]
+def _devices(raw: dict[str, Any], allowance: Allowance) -> dict[int, SnapshotPeaks]:
+    """The peaks of every device that has a segment or a history; of device 0 where none has."""
+    segments: dict[int, list[dict[str, Any]]] = {}
+    for segment in raw["segments"]:
+        allowance.take(1 + len(segment["blocks"]))
+        segments.setdefault(_whole(segment.get("device", 0)), []).append(segment)
+    traces = raw.get("device_traces", [])
+    if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
+        raise TypeError
+    allowance.take(sum(map(len, traces)))
+    used = sorted({*segments, *(i for i, trace in enumerate(traces) if trace)}) or [0]
+    return {i: _peaks(i, segments.get(i, []), traces[i] if i < len(traces) else []) for i in used}
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_BYTES:
-        raise ValueError(f"{value!r} is not a size")
+        raise ValueError("a size is no whole number of bytes")
     return value
 
 
@@ -93,10 +84,9 @@ def _rounded(value: Any) -> int:
     return rounded(_whole(value))
 
 
-def _peaks(raw: dict[str, Any], device: int) -> SnapshotPeaks:
+def _peaks(device: int, segments: Sequence[dict[str, Any]], history: Sequence[dict[str, Any]]) -> SnapshotPeaks:
     """The history is followed backwards from the final state, so a history cut short at its start is still
     exact."""
-    segments = [s for s in raw["segments"] if s.get("device", 0) == device]
     allocated = sum(
         _rounded(block.get("requested_size", block["size"]))
         for segment in segments
@@ -104,8 +94,6 @@ def _peaks(raw: dict[str, Any], device: int) -> SnapshotPeaks:
         if block["state"] == "active_allocated"
     )
     reserved = sum(_whole(segment["total_size"]) for segment in segments)
-    traces = raw.get("device_traces", [])
-    history = traces[device] if device < len(traces) else []
     peak_allocated, peak_reserved = allocated, reserved
     for entry in reversed(history):
         allocated += _before(entry, _ALLOCATED)

@@ -8,14 +8,15 @@ with `keeps` has segments of one layer that keep some outputs all the same (sele
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from math import ceil, sqrt
 from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 
-from ..basics.errors import InputError
-from ..basics.units import MAX_COUNT
+from ..basics.errors import InputError, shortened
+from ..basics.files import MAX_LAYERS
 
 Segment = tuple[int, int]
 Words = frozenset[str]
@@ -237,8 +238,6 @@ POLICY_WORDS = (
     "selective:attention,up_proj",
     "modules:self_attn,mlp",
 )
-MOST_LAYERS = 1 << 16
-"""Layers that one list may name."""
 
 
 def parse_policy(text: str, where: str = "--checkpoint") -> Policy:
@@ -254,19 +253,32 @@ def parse_policy(text: str, where: str = "--checkpoint") -> Policy:
         allowed = f"{CORE}, names of modules of a layer"
         return Modules(_parse_words(rest, ",", where, what="modules", allowed=allowed))
     if word in _COUNTED:
-        if not (rest.isascii() and rest.isdigit()) or not 0 < int(rest[:20]) <= MAX_COUNT:
-            raise InputError(f"{text!r} needs a number of layers", where=where, allowed=f"{word}:N with N of 1 or more")
-        return _COUNTED[word](int(rest))
-    raise InputError(f"unknown policy {text!r}", where=where, choices=POLICY_WORDS, got=text)
+        count = _layer_number(rest)
+        if not count:
+            wrong = f"{shortened(text, 64)!r} needs a number of layers"
+            raise InputError(wrong, where=where, allowed=f"{word}:N with N of 1 or more")
+        return _COUNTED[word](count)
+    raise InputError(f"unknown policy {shortened(text, 64)!r}", where=where, choices=POLICY_WORDS, got=text[:64])
+
+
+def _layer_number(text: str) -> int | None:
+    """The number of a layer, or of layers, that digits write; None for what is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _LAYER_DIGITS else None
+
+
+_LAYER_DIGITS = 12
 
 
 def _parse_explicit(text: str, where: str) -> Explicit:
+    from bisect import bisect_right
+
     plain, *parts = text.split("/")
     chosen = _parse_segments(plain, where) if plain or not parts else ()
     policy = Explicit(chosen, tuple(_parse_kept(part, where) for part in parts))
-    taken = [i for first, last in chosen for i in (first, last)]
+    starts = [first for first, _ in chosen]
     named = [i for part in policy.kept for i in part.layers]
-    inside = any(first <= i <= last for i in named for first, last in chosen) if taken else False
+    places = (bisect_right(starts, i) - 1 for i in named)
+    inside = any(at >= 0 and i <= chosen[at][1] for i, at in zip(named, places, strict=True))
     if inside or len(set(named)) < len(named):
         raise InputError("a layer is named twice", where=where, allowed="each layer in one segment or list")
     return policy
@@ -301,11 +313,9 @@ def _parse_layers(text: str, where: str) -> range:
     """`8`, `9..15`, `16..28:4`."""
     span, _, step = text.partition(":")
     first, dots, last = span.partition("..")
-    given = [first, *([last] if dots else []), *([step] if ":" in text else [])]
-    if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in given):
-        raise InputError(f"{text[:64]!r} is not a list of layers", where=where, allowed=_KEPT_FORM)
-    low, high, by = int(first), int(last if dots else first), int(step or 1)
-    if high < low or not by or (high - low) // by > MOST_LAYERS:
+    low, high = _layer_number(first), _layer_number(last if dots else first)
+    by = _layer_number(step) if ":" in text else 1
+    if low is None or high is None or not by or high < low or (high - low) // by > MAX_LAYERS:
         raise InputError(f"{text[:64]!r} is not a list of layers", where=where, allowed=_KEPT_FORM)
     return range(low, high + 1, by)
 
@@ -328,22 +338,33 @@ def _spans(segments: Sequence[Segment]) -> Iterator[str]:
 
 def progressions(layers: Sequence[int]) -> str:
     """Layer numbers in few words, as `_parse_layers` reads them: from each the longest run of equal steps."""
-    left, parts = list(layers), []
-    while left:
-        present = set(left)
-        best = range(left[0], left[0] + 1)
-        for second in left[1:9]:
-            step = second - left[0]
+    left = dict(zip_longest(layers, layers[1:]))  # each layer that is not written yet -> the next of them
+    before = dict(zip(layers[1:], layers, strict=False))
+    first, parts = next(iter(left), None), []
+    while first is not None:
+        best, second = range(first, first + 1), left[first]
+        for _ in range(8):
+            if second is None:
+                break
+            step = second - first
             end = second
-            while end + step in present:
+            while end + step in left:
                 end += step
-            if (end - left[0]) // step + 1 > len(best):
-                best = range(left[0], end + 1, step)
+            if (end - first) // step + 1 > len(best):
+                best = range(first, end + 1, step)
+            second = left[second]
         if len(best) == 2:
-            best = range(left[0], left[0] + 1)
+            best = range(first, first + 1)
         parts.append(_progression(best))
-        taken = set(best)
-        left = [i for i in left if i not in taken]
+        for i in best:
+            after, earlier = left.pop(i), before.pop(i, None)
+            if earlier is not None:
+                left[earlier] = after
+            if after is not None and earlier is not None:
+                before[after] = earlier
+            elif after is not None:
+                before.pop(after)
+            first = after if i == first else first
     return ",".join(parts)
 
 
@@ -358,18 +379,20 @@ def _parse_segments(text: str, where: str) -> tuple[Segment, ...]:
     for part in text.split(","):
         if ".." in part:
             run = _parse_layers(part.strip(), where)
-            if segments and run[0] <= segments[-1][1]:
-                raise InputError(f"{part!r} is out of order", where=where, allowed="increasing, disjoint segments")
-            segments += [(i, i) for i in run]
-            continue
-        first, dash, last = part.strip().partition("-")
-        if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
-            allowed = "segments:FIRST-LAST,… with layer numbers"
-            raise InputError(f"{part[:64]!r} is not a segment", where=where, allowed=allowed)
-        a, b = int(first[:20]), int((last if dash else first)[:20])
-        if b < a or (segments and a <= segments[-1][1]):
-            raise InputError(f"segment {part!r} is out of order", where=where, allowed="increasing, disjoint segments")
-        segments.append((a, b))
+            found = [(i, i) for i in run]
+        else:
+            first, dash, last = part.strip().partition("-")
+            a, b = _layer_number(first), _layer_number(last if dash else first)
+            if a is None or b is None:
+                allowed = "segments:FIRST-LAST,… with layer numbers"
+                raise InputError(f"{part[:64]!r} is not a segment", where=where, allowed=allowed)
+            found = [(a, b)]
+        if found[0][1] < found[0][0] or (segments and found[0][0] <= segments[-1][1]):
+            wrong = f"segment {part[:64]!r} is out of order"
+            raise InputError(wrong, where=where, allowed="increasing, disjoint segments")
+        segments += found
+        if len(segments) > MAX_LAYERS:
+            raise InputError(f"more than {MAX_LAYERS:,} segments", where=where)
     return tuple(segments)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from ..basics.errors import InputError
+from ..basics.files import MAX_DIGITS
 from ..basics.units import parse_dtype, parse_range
 from .policies import POLICY_WORDS, parse_policy
 
-MAX_DIGITS = 100
 Said = str | bool | list[str] | None
 """What somebody says of an option: a text, a switch, the texts of one that is repeated."""
 Read = Callable[[str, str], tuple[object, ...]]
@@ -171,13 +171,13 @@ def distinct(values: Iterable[object]) -> tuple[object, ...]:
 def split_policies(text: str) -> list[str]:
     """`none,segments:0-3,4-7,sqrt` is three policies: a number goes on with the segments before it, and the name
     of an output or module with the list before it."""
-    parts: list[str] = []
+    parts: list[list[str]] = []
     for part in text.split(","):
-        if parts and _goes_on(parts[-1].strip(), part.strip()):
-            parts[-1] += "," + part
+        if parts and _goes_on(parts[-1][0].strip(), part.strip()):
+            parts[-1].append(part)
         else:
-            parts.append(part)
-    return parts
+            parts.append([part])
+    return [",".join(words) for words in parts]
 
 
 def _goes_on(policy: str, part: str) -> bool:

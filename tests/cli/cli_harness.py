@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pty
@@ -38,6 +40,29 @@ def _run(
         timeout=120,
         check=False,
     )
+
+
+def inside(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command run in this process, which takes a tenth of the time: for many cases
+    of one kind, of which one is run as a user runs it."""
+    from actplan.cli.main import run
+
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    before = Path.cwd()
+    os.chdir(cwd)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run(arguments)
+    finally:
+        os.chdir(before)
+    return code, _said(out), _said(err)
+
+
+def _said(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    raw = stream.buffer
+    assert isinstance(raw, io.BytesIO)
+    return raw.getvalue().decode()
 
 
 def result(*arguments: str) -> Any:

@@ -311,6 +311,16 @@ def test_stages_have_a_table() -> None:
     assert [row.split()[:4] for row in rows[at + 1 : at + 17]] == [[str(i), str(i), "to", str(i)] for i in range(16)]
 
 
+def test_a_stage_without_layers_has_no_numbers_of_layers() -> None:
+    chosen = ("--preset", "llama-3.2-1b", "--seq", "128", "--set", "num_layers=2", "--recipe", "megatron-bf16")
+    stages = result("estimate", *chosen, "--pp", "4", "--pp-split", "embedding,loss")["budget"]["stages"]
+    ends = [(stage.get("first_layer"), stage.get("last_layer")) for stage in stages]
+    assert ends == [(None, None), (0, 0), (1, 1), (None, None)]
+    halves = result("estimate", *chosen, "--pp", "2", "--vpp", "2", "--pp-split", "embedding,loss")["budget"]["stages"]
+    assert [stage["chunks"] for stage in halves] == [[[], [1, 1]], [[0, 0], []]]
+    assert [(stage["first_layer"], stage["last_layer"]) for stage in halves] == [(1, 1), (0, 0)]
+
+
 def test_a_schedule_without_bubbles() -> None:
     arguments = ("--preset", "llama-3.2-1b", "--recipe", "megatron-bf16", "--pp", "4", "--seq", "2k")
     found = result("estimate", *arguments, "--pp-schedule", "zb-h1")
@@ -330,7 +340,7 @@ def test_stages_of_uneven_length() -> None:
 
     def spans(split: str, *more: str) -> list[tuple[int, int]]:
         found = result("estimate", *arguments, *more, "--pp-split", split)["budget"]["stages"]
-        return [(stage["first_layer"], stage["last_layer"]) for stage in found]
+        return [(stage.get("first_layer", 0), stage.get("last_layer", -1)) for stage in found]
 
     assert spans("first=3,last=3") == [(0, 2), (3, 7), (8, 12), (13, 15)]
     assert spans("last=1") == [(0, 4), (5, 9), (10, 14), (15, 15)]

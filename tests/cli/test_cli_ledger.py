@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cli_harness import actplan, refused, result
+from cli_harness import actplan, inside, refused, result
 
 LEDGER_FILE = Path(__file__).parent.parent / "reference" / "ledger_llama_3_2_1b.yaml"
 SMALL = ("--preset", "llama-3.2-1b", "--seq", "1k", "--set", "num_layers=3")
@@ -25,6 +27,45 @@ def test_one_layer_adds_up_to_its_entry() -> None:
     for i, size in enumerate(layers):
         rows = result("ledger", *SMALL, "--layer", str(i))["ledger"]
         assert sum(row["bytes"] * row["count"] for row in rows) == size
+
+
+def added(report: dict[str, Any]) -> int:
+    return sum(row["bytes"] * row["count"] for row in report["ledger"])
+
+
+@pytest.mark.parametrize("policy", ["layer", "every:2", "segments:1-2", "selective:matmul", "modules:mlp"])
+@pytest.mark.parametrize(
+    "model", [("--preset", "gpt2", "--attention", "eager", "--batch", "2"), ("--preset", "llama-3.2-1b")], ids=" ".join
+)
+def test_a_checkpointed_layer_lists_what_it_keeps(model: tuple[str, ...], policy: str, tmp_path: Path) -> None:
+    chosen = [*model, "--seq", "256", "--set", "num_layers=4", "--checkpoint", policy, "--format", "json"]
+
+    def found(*arguments: str) -> Any:
+        code, out, err = inside(*arguments, *chosen, cwd=tmp_path)
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    autograd = found("estimate")["estimates"]["autograd"]
+    layers = [found("ledger", "--layer", str(i)) for i in range(4)]
+    assert [added(layer) for layer in layers] == autograd["layer_saved_bytes"]
+    assert added(found("ledger")) == autograd["saved_bytes"]
+    for layer in layers:
+        assert bool(layer["ledger"]) is not any(note["code"] == "inside-segment" for note in layer["notes"])
+
+
+def test_a_layer_that_keeps_nothing_says_why() -> None:
+    rows = actplan("ledger", *SMALL, "--checkpoint", "every:2", "--layer", "1").stdout
+    assert "layers 0 to 1 run again together: their one input is saved with layer 0" in rows
+    frozen = actplan("ledger", *SMALL, "--freeze-layers", "2", "--freeze", "embed_tokens", "--layer", "1").stdout
+    assert "layer 1 keeps nothing: no parameter in it or below it is trained" in frozen
+
+
+@pytest.mark.parametrize("policy", ["none", "layer", "every:2", "one-in:2", "segments:1-2"])
+@pytest.mark.parametrize("preset", ["deepseek-v3", "kimi-k2", "gpt2", "qwen-27b", "gemma-3-27b"])
+def test_the_peak_is_the_same_whoever_says_it(preset: str, policy: str, tmp_path: Path) -> None:
+    chosen = ("--preset", preset, "--seq", "1000", "--set", "num_layers=5", "--checkpoint", policy)
+    code, out, _ = inside("ledger", *chosen, "--at-peak", "--get", "peak.bytes", cwd=tmp_path)
+    assert (code, inside("estimate", *chosen, "--get", "peak.bytes", cwd=tmp_path)[1]) == (0, out)
 
 
 def test_a_kind_is_its_first_layer() -> None:

@@ -154,7 +154,7 @@ def test_other_formats(kind: str) -> None:
         (("plan", "--limit", "40GiB", "--max", "seq", "--frontier"), "--max"),
         (("plan", "--limit", "40GiB", "-o", "x.svg"), "add --frontier"),
         (("plan", "--frontier", "-o", "x.svg", "--format", "json"), "-o: a picture has no --format"),
-        (("plan", "--chain", "no.json", "--limit", "1GiB"), "no.json: cannot be read"),
+        (("plan", "--chain", "no.json", "--limit", "1GiB"), "no.json: no such file"),
         (
             ("plan", "--chain", "x.json", "--preset", "qwen-27b", "--limit", "1GiB"),
             "--chain stands in place of a model",

@@ -186,7 +186,7 @@ def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
     whole = tmp_path / "whole.json"
     actplan(*BUDGET, "-o", str(whole))
     assert "is no part of a sweep" in refused("sweep", "--merge", str(whole))
-    assert "cannot read" in refused("sweep", "--merge", str(tmp_path / "nowhere.json"))
+    assert "nowhere.json: no such file" in refused("sweep", "--merge", str(tmp_path / "nowhere.json"))
     assert "no parts" in refused("sweep", "--merge")
 
 

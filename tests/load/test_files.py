@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import message
 
-from actplan.basics.files import MAX_FILE_BYTES, parse_json, read_text
+from actplan.basics.files import MAX_BYTES, parse_json, read_text
 from actplan.basics.strict_yaml import read_yaml
 
 
@@ -37,7 +37,7 @@ def written(folder: Path, data: bytes) -> str:
         (b"[" * 200_000, "deeper"),
         (b"[" * 300 + b"]" * 300, "deeper"),
         (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
-        (b"{}" + b" " * MAX_FILE_BYTES, "larger than 16 MiB"),
+        (b"{}" + b" " * MAX_BYTES, "larger than 64 MiB"),
     ],
 )
 def test_refused(tmp_path: Path, data: bytes, said: str) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from helpers import message
 
-from actplan.basics.strict_yaml import MAX_NODES, parse_yaml
+from actplan.basics.files import MAX_COPIES
+from actplan.basics.strict_yaml import parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -71,4 +72,4 @@ def test_refused(text: str, said: str) -> None:
 def test_anchors_cannot_explode() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [" + ", ".join([f"*a{i - 1}"] * 9) + "]" for i in range(1, 12)]
-    assert f"more than {MAX_NODES:,} values" in message(parse_yaml, "\n".join(lines), "t")
+    assert f"aliases stand for more than {MAX_COPIES:,} values" in message(parse_yaml, "\n".join(lines), "t")

@@ -86,15 +86,15 @@ def test_everything_that_a_file_may_say() -> None:
         (without("f"), "f: missing"),
         ("[1, 2]", "a list where one object"),
         ("3", "a number where one object"),
-        (text()[:-9], "not JSON"),
-        ("", "line 1 column 1: not JSON"),
-        ('{"x": [1], "x": [2]}', "x: the key appears twice"),
+        (text()[:-9], "is not valid JSON"),
+        ("", "is not valid JSON: line 1, column 1"),
+        ('{"x": [1], "x": [2]}', "duplicate key 'x'"),
         (text(s=[9, float("nan")]), "NaN is not a number"),
         (text(f=[9, float("inf")]), "Infinity is not a number"),
         (text().replace("0.25", "1e999"), r"f\[0\]: 1E\+999 is out of range"),
         (text().replace("0.25", "1e-30"), r"f\[0\]"),
-        (text().replace("0.25", "9" * 5000), "too long"),
-        ("[" * 200_000, "too long or lists too deep"),
+        (text().replace("0.25", "9" * 5000), "too many digits"),
+        ("[" * 200_000, "nested deeper than 100 levels"),
     ],
 )
 def test_what_is_wrong_and_where(source: str, where: str) -> None:
@@ -105,14 +105,14 @@ def test_what_is_wrong_and_where(source: str, where: str) -> None:
 def test_the_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "chain.json"
     file.write_text(text(s=[9, -1]))
-    with pytest.raises(InputError, match=r"^chain\.json: s\[1\]: -1 is not a size"):
+    with pytest.raises(InputError, match=r"/chain\.json: s\[1\]: -1 is not a size"):
         read_chain(file)
     file.write_bytes(b"\xff\xfe{}")
     with pytest.raises(InputError, match="not UTF-8"):
         read_chain(file)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="no such file"):
         read_chain(tmp_path / "none.json")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="is a directory"):
         read_chain(tmp_path)
 
 

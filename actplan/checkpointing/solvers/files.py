@@ -19,15 +19,15 @@ Costs may be fractions: they become integers by one common factor, exactly (`Cha
 
 from __future__ import annotations
 
-import json
-from decimal import Decimal
+from decimal import Decimal, DecimalException
 from difflib import get_close_matches
 from fractions import Fraction
 from math import lcm
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ...basics.errors import InputError
+from ...basics.files import parse_json, read_text, short_path
 from ...profile.chain import Chain, Choice, Stage
 
 MOST_STAGES = 10_000
@@ -40,29 +40,24 @@ _COSTS = "a number from 0 to 1e24 with at most 18 decimals"
 
 def read_chain(path: str | Path, name: str | None = None) -> Chain:
     """The chain in a JSON file; `name` picks one of a file with several under `chains`."""
-    file = Path(path)
+    return parse_chain(read_text(path), name, short_path(path))
+
+
+def parse_chain(text: str, name: str | None = None, where: str = "chain") -> Chain:
+    """The chain in a JSON text; `where` names it in messages."""
+    data = parse_json(text, where, real=_decimal, constants=False)
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", where=str(path)) from None
-    except UnicodeDecodeError:
-        raise InputError("is not UTF-8 text", where=str(path)) from None
-    try:
-        return parse_chain(text, name)
+        return chain_from(_picked(data, name))
     except InputError as error:
-        raise error.at(file.name) from None
+        raise error.at(where) from None
 
 
-def parse_chain(text: str, name: str | None = None) -> Chain:
-    """The chain in a JSON text."""
+def _decimal(text: str) -> Decimal:
+    """A number with a fraction, exactly; one of an endless exponent is out of every range."""
     try:
-        data = json.loads(text, parse_float=Decimal, parse_constant=_no_number, object_pairs_hook=_without_duplicates)
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise InputError(f"not JSON: {error.msg}", where=place) from None
-    except (ValueError, RecursionError):
-        raise InputError("not JSON that can be read: a number too long or lists too deep") from None
-    return chain_from(_picked(data, name))
+        return Decimal(text)
+    except DecimalException:
+        return Decimal("Infinity")
 
 
 def chain_from(data: object) -> Chain:
@@ -238,19 +233,6 @@ def _check_skips(costs: list[Fraction], skips: list[Fraction]) -> None:
     for i, (cost, skip) in enumerate(zip(costs, skips, strict=True)):
         if skip > cost:
             raise InputError("more is skipped than the stage costs", where=f"skip[{i}]")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise InputError("the key appears twice", where=key[:40])
-        out[key] = value
-    return out
-
-
-def _no_number(word: str) -> NoReturn:
-    raise InputError(f"{word} is not a number", allowed="finite numbers")
 
 
 def _kind(value: object) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
-from ...basics.errors import InputError
-from .sizes import parse
+from ...basics.errors import InputError, shortened
+from .sizes import MOST_BYTES, parse
 from .structs import Ledger, Span, Stage
+
+MOST_FLOPS = 10**30
+"""Of one stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +163,56 @@ def _path(ledger: Ledger, span: Span, i: int) -> str:
     return ".".join([*([span.module] if span.module else []), str(span.first + i)])
 
 
+class _Sizes:
+    """The sizes of one kind of stage, read at one batch and length."""
+
+    def __init__(self, stage: str, batch: int, seq: int) -> None:
+        self.stage, self.batch, self.seq = stage, batch, seq
+
+    def count(self, text: str, field: str, most: int = MOST_BYTES) -> int:
+        """A size that cannot be less than nothing; raises InputError where it is, or beyond `most`."""
+        value = parse(text).at(self.batch, self.seq)
+        if not 0 <= value <= most:
+            self._fail(text, field, "less than 0" if value < 0 else f"more than {most:.0e}")
+        return value
+
+    def transient(self, text: str) -> int:
+        """What comes and goes beside what is kept, which may be less than what was freed."""
+        value = parse(text).at(self.batch, self.seq)
+        if abs(value) > MOST_BYTES:
+            self._fail(text, "transients", f"beyond {MOST_BYTES:.0e}")
+        return value
+
+    def _fail(self, text: str, field: str, wrong: str) -> NoReturn:
+        raise InputError(
+            f"{shortened(text, 80)} is {wrong} at batch {self.batch:,} and length {self.seq:,}",
+            where=f"--ledger: stages.{self.stage[:64]}.{field}",
+        )
+
+
 class _Kind:
     """A kind of stage at one size."""
 
     def __init__(self, name: str, stage: Stage, batch: int, seq: int) -> None:
-        def value(text: str) -> int:
-            return parse(text).at(batch, seq)
-
+        sizes = _Sizes(name, batch, seq)
         self.name, self.stage = name, stage
-        self.numbers = [value(t) for t in (stage.input_bytes, stage.output_bytes, stage.kept_bytes, stage.held_bytes)]
-        self.tf = max((value(t) for t in stage.forward_transients), default=0)
-        self.tb = max((value(t) for t in stage.backward_transients), default=0)
-        self.td = max((value(t) for t in stage.once_transients), default=None)
-        self.climb = _climb(stage, value)
-        self.flops = value(stage.forward_flops), value(stage.backward_flops), value(stage.tail_flops)
+        fields = ("input_bytes", "output_bytes", "kept_bytes", "held_bytes")
+        self.numbers = [sizes.count(getattr(stage, field), field) for field in fields]
+        self.tf = max((sizes.transient(t) for t in stage.forward_transients), default=0)
+        self.tb = max((sizes.transient(t) for t in stage.backward_transients), default=0)
+        self.td = max((sizes.transient(t) for t in stage.once_transients), default=None)
+        self.climb = _climb(stage, sizes.transient)
+        work = ("forward_flops", "backward_flops", "tail_flops")
+        forward, backward, tail = (sizes.count(getattr(stage, field), field, MOST_FLOPS) for field in work)
+        self.flops = forward, backward, tail
         self.rows = [
-            (row, tuple(value(size) for size in row.shape), value(row.bytes), value(row.count)) for row in stage.saved
+            (
+                row,
+                tuple(sizes.count(size, f"saved[{i}].shape") for size in row.shape),
+                sizes.count(row.bytes, f"saved[{i}].bytes"),
+                sizes.count(row.count, f"saved[{i}].count"),
+            )
+            for i, row in enumerate(stage.saved)
         ]
 
     def at(self, path: str, taken: set[str]) -> StageNumbers:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ...basics.errors import InputError
+from ...basics.errors import InputError, shortened
+from ...basics.files import MAX_LAYERS, reason_of, short_path
+from ...basics.strict_yaml import read_yaml
 from ...basics.units import parse_dtype
-from .sizes import parse
-from .structs import VERSION, Ledger, Stage
+from .sizes import MOST_BYTES, parse
+from .structs import ROLES, VERSION, Ledger, Stage
 
 MOST = 1 << 50
 """Elements of one parameter."""
@@ -23,19 +24,11 @@ MOST = 1 << 50
 
 def load_ledger(path: str | Path) -> Ledger:
     """Read and check a ledger file."""
-    import yaml
-
-    where = str(path)
-    try:
-        raw = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the ledger: {error}", where=where) from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise InputError(f"not YAML: {' '.join(str(error).split())}", where=where) from error
+    where, raw = short_path(path), read_yaml(path)
     try:
         ledger = msgspec.convert(raw, Ledger)
     except msgspec.ValidationError as error:
-        raise InputError(f"not a ledger: {error}", where=where) from error
+        raise InputError(f"not a ledger: {error}", where=where) from None
     try:
         _check(ledger)
     except InputError as error:
@@ -45,23 +38,40 @@ def load_ledger(path: str | Path) -> Ledger:
 
 def _check(ledger: Ledger) -> None:
     if ledger.actplan_ledger != VERSION:
-        raise InputError(f"version {ledger.actplan_ledger} is not known", where="actplan_ledger", allowed=str(VERSION))
+        raise InputError(
+            f"version {str(ledger.actplan_ledger)[:40]} is not known", where="actplan_ledger", allowed=str(VERSION)
+        )
     for i, span in enumerate(ledger.pattern):
         if span.stage not in ledger.stages:
-            raise InputError(f"no stage {span.stage!r}", where=f"pattern[{i}].stage", choices=ledger.stages,
-                             got=span.stage)  # fmt: skip
-        if not 0 < span.count <= 100_000 or span.first < 0:
-            raise InputError("counts start at 1 and indices at 0", where=f"pattern[{i}]")
+            name = span.stage[:64]
+            raise InputError(f"no stage {name!r}", where=f"pattern[{i}].stage", choices=ledger.stages, got=name)
+        _check_places(span.count, span.first, f"pattern[{i}]")
     if not ledger.pattern:
         raise InputError("there is no stage", where="pattern")
+    if sum(span.count for span in ledger.pattern) > MAX_LAYERS:
+        raise InputError(f"more than {MAX_LAYERS:,} stages", where="pattern")
     for name, stage in (*ledger.stages.items(), *ledger.batch_one.items()):
-        for text in _sizes(stage):
-            try:
-                parse(text)
-            except InputError as error:
-                raise error.at(f"stages.{name}: {text!r}") from None
+        _check_stage(stage, f"stages.{name[:64]}")
     _check_weights(ledger)
     _check_added(ledger)
+
+
+def _check_places(count: int, first: int, where: str) -> None:
+    if not 0 < count <= MAX_LAYERS or not 0 <= first <= MAX_LAYERS:
+        raise InputError(f"counts are 1 to {MAX_LAYERS:,} and indices from 0", where=where)
+
+
+def _check_stage(stage: Stage, where: str) -> None:
+    if stage.role not in ROLES:
+        role = stage.role[:64]
+        raise InputError(f"unknown role {role!r}", where=f"{where}.role", choices=ROLES, got=role)
+    if not 0 <= stage.gradient_bytes <= MOST_BYTES:
+        raise InputError(f"{str(stage.gradient_bytes)[:40]} is not a size", where=f"{where}.gradient_bytes")
+    for text in _sizes(stage):
+        try:
+            parse(text)
+        except InputError as error:
+            raise error.at(f"{where}: {shortened(text, 40)!r}") from None
 
 
 def _check_added(ledger: Ledger) -> None:
@@ -74,22 +84,23 @@ def _check_added(ledger: Ledger) -> None:
         numbers += [("images.tokens", one.tokens), ("images.count", one.count), ("images.input_bytes", one.input_bytes)]
     for where, number in numbers:
         if not 0 <= number <= MOST:
-            raise InputError(f"{number} is no count", where=where)
+            raise InputError(f"{str(number)[:40]} is no count", where=where)
 
 
 def _check_weights(ledger: Ledger) -> None:
     total = 0
     for i, entry in enumerate(ledger.weights):
         where = f"weights[{i}]"
-        if not 0 < entry.count <= 100_000 or entry.first < 0:
-            raise InputError("counts start at 1 and indices at 0", where=where)
+        _check_places(entry.count, entry.first, where)
         for parameter in entry.parameters:
             if any(size < 0 or size > MOST for size in parameter.shape) or prod(parameter.shape) > MOST:
                 raise InputError(f"no shape {parameter.shape}"[:80], where=f"{where}.{parameter.name[:64]}")
             parse_dtype(parameter.dtype, f"{where}.{parameter.name[:64]}.dtype")
         total += entry.count * sum(prod(parameter.shape) for parameter in entry.parameters)
     if ledger.weights and total != ledger.num_parameters:
-        raise InputError(f"they are {total:,}, and num_parameters is {ledger.num_parameters:,}", where="weights")
+        raise InputError(
+            f"they are {total:,}, and num_parameters is {str(ledger.num_parameters)[:40]}", where="weights"
+        )
 
 
 def _sizes(stage: Stage) -> Iterator[str]:
@@ -109,23 +120,6 @@ def _sizes(stage: Stage) -> Iterator[str]:
         yield from (*row.shape, row.bytes, row.count)
 
 
-@lru_cache(maxsize=1)
-def _loader() -> Any:
-    import yaml
-
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Loader(base):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            for key in keys:
-                if not isinstance(key, (str, int, float, bool)) or keys.count(key) > 1:
-                    raise yaml.constructor.ConstructorError(None, None, f"key {key!r} twice", node.start_mark)
-            return super().construct_mapping(node, deep=deep)
-
-    return Loader
-
-
 def dump_ledger(ledger: Ledger) -> str:
     """The ledger as YAML."""
     import yaml
@@ -140,7 +134,7 @@ def write_ledger(ledger: Ledger, path: str | Path) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     except OSError as error:
-        raise InputError(f"cannot write the ledger: {error}", where=str(path)) from error
+        raise InputError(f"cannot write: {reason_of(error)}", where=short_path(path)) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(dump_ledger(ledger))

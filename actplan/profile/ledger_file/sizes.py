@@ -8,6 +8,10 @@ from functools import lru_cache
 
 from ...basics.errors import InputError
 
+MOST_BYTES = 1 << 60
+MOST_TERMS, MOST_FACTORS = 1000, 8
+"""Of one size; a trace writes a handful."""
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -41,7 +45,7 @@ def factor_value(factor: str, batch: int, seq: int) -> int:
         return batch if factor == "B" else seq
     match = _ATOM.fullmatch(factor)
     if match is None:
-        raise InputError(f"unknown factor {factor!r}", allowed="B, T, ceil(T/n), floor(T/n), pow2(B*T/n)")
+        raise InputError(f"unknown factor {factor[:40]!r}", allowed="B, T, ceil(T/n), floor(T/n), pow2(B*T/n)")
     size = seq if match[2] == "T" else batch * seq
     unit = int(match[3])
     if match[1] == "floor":
@@ -54,9 +58,15 @@ def factor_value(factor: str, batch: int, seq: int) -> int:
 def parse(text: str) -> Size:
     """A size from its text."""
     terms: list[tuple[int, tuple[str, ...]]] = []
-    for term in text.replace("- ", "+ -").split("+"):
+    words = text.replace("- ", "+ -").split("+")
+    if len(words) > MOST_TERMS:
+        raise InputError(f"a sum of {len(words):,} terms", allowed=f"{MOST_TERMS:,} terms at most")
+    for term in words:
         coefficient, factors = 1, []
-        for part in _SPLIT.split(term.strip()):
+        parts = _SPLIT.split(term.strip())
+        if len(parts) > MOST_FACTORS:
+            raise InputError(f"a product of {len(parts):,} factors", allowed=f"{MOST_FACTORS} factors at most")
+        for part in parts:
             if _NUMBER.fullmatch(part):
                 coefficient *= int(part)
             else:

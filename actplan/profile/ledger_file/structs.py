@@ -7,6 +7,8 @@ import re
 import msgspec
 
 VERSION = 1
+ROLES = ("embedding", "between", "layer", "final_norm", "head", "loss")
+"""What a stage is in its model; `between` stands before, among or behind layers and is none."""
 UNASKED = "has no language-model loss: traced to its outputs"
 """How the note ended of a trace that found no head or loss, before a ledger said so in `ending`."""
 

@@ -80,7 +80,8 @@ def _decoder(m: Scope, segments: tuple[Segment, ...], keeps: Keeps, stepper: Ste
             stepper.captured(first, {})
             name, keep = f"layers.{numbers[first]}", keeps.get(first, frozenset())
             again = partial(run_blocks, first, last)
-            h = checkpoint(m.tape, again, h, name=name, keep=keep, early_stop=m.options.early_stop)
+            stop = m.options.early_stop
+            h = checkpoint(m.tape, again, h, name=name, keep=keep, early_stop=stop, stage=first + 1)
         else:
             h = run_blocks(first, last, h)
     stepper.begin(len(layers) + 1)

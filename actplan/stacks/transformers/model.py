@@ -65,8 +65,7 @@ def walk(
         loss, held = _forward(m, model, run, segments, keeps, stepper, numbers or range(model.num_layers))
     _check_parts(m, model)
     check_scaled(tape, run)
-    if not run.trains_all:
-        tape.settle()
+    tape.settle(drop=not run.trains_all)
     result.end_forward_bytes = tape.meter.live
     result.peak_forward_bytes = max(stage.forward_peak for stage in result.stages)
     if loss.node is None:
@@ -183,7 +182,7 @@ def _language_model(
             run_segment = partial(run_layers, first, given, m.positions)
             keep = keeps.get(first, frozenset())
             name = _layer_name(m, numbers[first])
-            hidden = checkpoint(m.tape, run_segment, hidden, *positional, name=name, keep=keep)
+            hidden = checkpoint(m.tape, run_segment, hidden, *positional, name=name, keep=keep, stage=first + 1)
         else:
             hidden = _layer(m, first, numbers[first], hidden, model.layers[first], shared, stepper)
         if last + 1 in exits:
