@@ -227,6 +227,11 @@ def plan(model: Model | TracedModel, run: Run, goal: Goal) -> Report:
     from .checkpointing.largest import largest
     from .notes import plan as notes
 
+    stack_of(run).check(model, run)
+    goal = goal.on(run.stack)
+    if run.mtp and run.stack == "megatron":
+        wrong = "Megatron's `block` leaves layers of multi-token prediction out, which no plan counts"
+        raise InputError(wrong, where="--mtp", allowed="actplan estimate, or a plan without it")
     room, how = goal.room, goal.how
     parts: dict[str, Any] = {}
     said: tuple[Any, ...] = ()

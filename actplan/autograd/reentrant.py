@@ -85,9 +85,9 @@ def _tied(op: str, rule: Formula, inputs: Sequence[Tensor], outputs: Sequence[Te
     return node
 
 
-def reentrant(tape: Tape, run: Part, *inputs: Tensor, share: int = 1) -> Tensor:
+def reentrant(tape: Tape, run: Part, *inputs: Tensor, share: int = 1, ordinal: int | None = None) -> Tensor:
     """Run `run(*inputs)` keeping the inputs alone; `share`: the first of them divided over so many ranks
-    (`distribute_saved_activations`)."""
+    (`distribute_saved_activations`); `ordinal`: where the tape notes what the second run allocated."""
     place = _Place(tape)
     wants = [x.requires_grad for x in inputs]
     whole = inputs[0].storage.nbytes
@@ -101,8 +101,11 @@ def reentrant(tape: Tape, run: Part, *inputs: Tensor, share: int = 1) -> Tensor:
             given[0].storage.resize(whole)
             del gathered
         leaves = [_detached(x, want) for x, want in zip(given, wants, strict=True)]
+        before = tape.meter.rebuilt
         with place.replay():
             again = run(*leaves)
+        if ordinal is not None:
+            tape.rebuilt_bytes[ordinal] = tape.meter.rebuilt - before
         backward(tape, again, grads[0])
         return _gradients(leaves)
 

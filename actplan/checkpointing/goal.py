@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 import msgspec
+from msgspec.structs import replace
 
 from ..basics.errors import InputError
 from ..basics.units import parse_bytes
@@ -47,6 +48,19 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     def how(self) -> How:
         """What every search takes."""
         return {"only": self.only, "per_op": self.per_op}
+
+    def on(self, stack: str) -> Goal:
+        """The same for a training framework: its own plans alone, where it is not Transformers.
+
+        Raises:
+            InputError: `only` is another framework.
+        """
+        if stack in ("transformers", self.only):
+            return self
+        if self.only != "any":
+            wrong = f"--stack {stack} does not run plans for {self.only}"
+            raise InputError(wrong, where="--only", allowed=f"{stack}, or --stack transformers")
+        return replace(self, only=stack)
 
     def check(self) -> None:
         """Raise InputError where nothing is asked for, two things at once, or a word or size is not one."""

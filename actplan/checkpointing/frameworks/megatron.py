@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ...model import Attention, LatentAttention
+from ...model import Attention, LatentAttention, Mlp, Model, Moe
 from ...stacks.transformers.names import names_of
+from ...training import Run
+from ...training.megatron import MegatronOptions
 from ...training.policies import CORE, EveryK, EveryLayer, FirstN, Modules, NoCheckpoint, Policy, Segment
 from .framework import Framework
 
@@ -51,6 +53,8 @@ class Megatron(Framework):
         Of its other modules `layernorm`, `moe_act` and `mla_up_proj` discard their outputs as well
         (megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput), which no checkpoint of torch does.
         """
+        if subject.run.stack == self.name:
+            return tuple(map(Modules, _modules(subject.model, subject.run)))
         attends = any(isinstance(layer.mixer, Attention | LatentAttention) for layer in subject.model.layers)
         names = names_of(subject.model.naming)
         mlp = names.get("mlp", "mlp")
@@ -64,3 +68,26 @@ class Megatron(Framework):
         if isinstance(policy, Modules):
             return f"{' and '.join(policy.names)} run again (Megatron selective)"
         return super().described(policy)
+
+
+def _modules(model: Model, run: Run) -> Iterator[tuple[str, ...]]:
+    """Yield `recompute_modules` of a run in Megatron itself: outputs that are discarded, attention's kernel, whole
+    networks."""
+    options = run.stack_options or MegatronOptions()
+    assert isinstance(options, MegatronOptions)
+    local = options.transformer_impl == "local"
+    latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.layers)
+    experts = any(isinstance(layer.mlp, Moe) for layer in model.layers)
+    attends = latent or any(isinstance(layer.mixer, Attention) for layer in model.layers)
+    there = {
+        "moe_act": experts and options.moe_grouped_gemm and not local,
+        "layernorm": experts or latent or local,
+        "mla_up_proj": latent,
+    }
+    discarded = tuple(name for name, is_there in there.items() if is_there)
+    core = (CORE,) if attends else ()
+    networks = {"mlp": any(isinstance(layer.mlp, Mlp) for layer in model.layers), "moe": experts}
+    whole = tuple(name for name, is_there in networks.items() if is_there)
+    without = tuple(name for name in discarded if name != "moe_act")
+    found = (discarded, core, (*core, *discarded), whole, (*core, *whole), (*core, *without, *whole))
+    yield from dict.fromkeys(names for names in found if names)

@@ -36,13 +36,17 @@ def check(model: Model, run: Run, options: MegatronOptions, keeps: Keeps) -> Non
         from . import prediction
 
         prediction.check(model, run)
-    if keeps:
+    if any(keeps.values()):
         wrong = "Megatron-Core keeps no single outputs of a layer that is run again"
         raise InputError(wrong, where="--checkpoint", allowed="layer, every:K, first:N, modules:")
     predicting = (model.mtp_layer,) if run.mtp and model.mtp_layer is not None else ()
     for layer in dict.fromkeys((*model.layers, *predicting)):
         if isinstance(layer.mixer, (Attention, LatentAttention)):
             _check_heads(run, layer.mixer)
+        if isinstance(layer.mixer, Attention) and _is_odd(layer.mixer, run):
+            wrong = f"{model.name} has attention with sinks, softcap or windows, not planned with --stack megatron"
+            hint = "windows: --attention cudnn or flash, --cp 1"
+            raise InputError(wrong, where="--stack", allowed="transformers", hint=hint)
         _check_layer(model, layer, local=options.transformer_impl == "local")
     if options.moe_shared_expert_overlap:
         _check_overlap(model, run, options)
@@ -121,8 +125,10 @@ def check_parts(m: Scope) -> None:
         )
 
 
-def _is_odd(mixer: Attention) -> bool:
-    return mixer.sinks or mixer.softcap or mixer.sliding_window is not None
+def _is_odd(mixer: Attention, run: Run) -> bool:
+    """A window is the kernel's own affair, but for products in torch and for divided sequences."""
+    windowed = mixer.sliding_window is not None and (run.attention == "eager" or run.mesh.cp > 1)
+    return mixer.sinks or bool(mixer.softcap) or windowed
 
 
 def _check_layer(model: Model, layer: Layer, *, local: bool) -> None:
@@ -137,8 +143,6 @@ def _check_layer(model: Model, layer: Layer, *, local: bool) -> None:
         wrong = "biases in latent attention"
     elif isinstance(layer.mixer, GatedDeltaNet) and local:
         wrong = "Gated DeltaNet, which local layers do not have,"
-    elif isinstance(layer.mixer, Attention) and _is_odd(layer.mixer):
-        wrong = "attention with sinks, softcap or windows"
     elif layer.mlp is None:
         wrong = "a layer without a feed-forward network"
     elif isinstance(layer.mlp, Moe) and (layer.mlp.expert_gate != "silu" or layer.mlp.expert_bias):

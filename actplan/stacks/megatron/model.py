@@ -94,7 +94,7 @@ def _block(m: Scope, hidden: Tensor, segments: tuple[Segment, ...], stepper: Ste
             run = partial(_layers, m, layers, first, last, stepper, numbers)
             share = m.mesh.tp if m.options.distribute_saved_activations else 1
             m.tape.stage = first + 1
-            hidden = reentrant(m.tape, run, hidden, share=share)
+            hidden = reentrant(m.tape, run, hidden, share=share, ordinal=first)
         else:
             hidden = _layers(m, layers, first, last, stepper, numbers, hidden)
     stepper.begin(len(layers) + 1)
