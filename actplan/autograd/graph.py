@@ -171,7 +171,8 @@ class Tape(Bookkeeping):
         casts: the low-precision copies of weights that autocast remembers.
         trains: whether the parameter of a path gets a gradient.
         parameters: path -> the parameter, in order of creation.
-        postpones: whether weights' gradients are computed after the backward (`postpone`).
+        postpones: whether weights' gradients are computed after the backward (`postpone`). keeps_graph: whether the
+            graph is kept until then.
         postponed_bytes: what is kept for them (rounded).
         viewed: token ids and a mask of padding, where they count: the caller holds them through the step.
     """
@@ -190,7 +191,7 @@ class Tape(Bookkeeping):
         self.in_place = in_place
         self.trains: Callable[[str], bool] = _everything
         self.viewed: list[Tensor] = []
-        self.postpones = False
+        self.postpones = self.keeps_graph = False
         self.postponed_bytes = 0
         self._postponed: dict[int, Tensor] = {}
         self.grad_enabled = True
@@ -354,6 +355,11 @@ class Tape(Bookkeeping):
     def pack_outside(self, tensor: Tensor, op: str, reason: str) -> Handle:
         """Save a tensor as the code around the innermost hook would (a checkpoint's own inputs)."""
         return self._hooks[-1].pack(tensor, op, reason)
+
+    def postpone_weight(self, product_input: Tensor, gradient: Tensor) -> None:
+        """Keep what a weight's gradient will be made of; with its graph (`keeps_graph`), which has the input, the
+        gradient of the output alone."""
+        self.postpone(*([gradient] if self.keeps_graph else [product_input, gradient]))
 
     def postpone(self, *tensors: Tensor) -> None:
         """Keep what a weight's gradient will be made of: the input of its product, and the gradient of the output

@@ -142,9 +142,9 @@ class Subject:
         kept = self.menus.kept(list(keeps.items()))
         return {layer: one.ascent for layer, one in zip(keeps, kept, strict=True)}
 
-    def split(self) -> Subject:
+    def split(self, *, keeps_graph: bool = False) -> Subject:
         """The same with a split backward."""
-        return subject(self.model, replace(self.run, split_backward=True))
+        return subject(self.model, replace(self.run, split_backward=True, keeps_graph=keeps_graph))
 
     def checkpointing(self) -> Subject:
         """The same where something is checkpointed, for whoever compares schedules on one chain."""

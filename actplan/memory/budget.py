@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from operator import mul
 
 import msgspec
 from msgspec import UNSET, structs
@@ -23,12 +22,16 @@ from ..report import (
     StreamPool,
     WeightsOwed,
 )
+from ..training import Run
 from ..training.mesh import Mesh
-from .chunk import Alive, Chunk
+from ..training.recipes import Recipe
+from .chunk import Alive
 from .gpus import Gpu, framework_bytes, library_workspace, reserved_range
 from .job import Job
 from .lines import MOMENTS, Line, Phase, Pool
 from .pipeline_stages import Body, StagePlan, stage_plans
+from .runtime import Runtime
+from .sharding import strategy_of
 from .states import States, states, step_lines
 
 
@@ -118,32 +121,28 @@ def _stage(plan: StagePlan, body: Body, job: Job, *, first_step: bool = False) -
     split = job.split_of(run.mesh)
     static = states(body.profile, recipe, run.mesh, stage=plan.number, split=split, boundary_bytes=boundary)
     static = dataclasses.replace(static, lines=(*static.lines, *_inputs(plan, body)))
-    chunks = [Chunk(span, plan, body, recipe, job, first_step=first_step) for span in plan.chunks]
-    halved = chunks
-    if plan.owed or any(held.kind == "I" for held in plan.holdings):
-        halved = [Chunk(span, plan, body.split(), recipe, job) for span in plan.chunks]
+    runtime = _runtime(recipe, run)(plan, body, recipe, job, first_step=first_step)
     workspace = library_workspace(job.gpu, **run.scratch).high if job.gpu is not None else 0
     found: dict[Phase, list[tuple[PhaseBytes, int]]] = {"forward_loss": [], "backward": []}
-    for held in plan.holdings:
-        waiting = sum(map(mul, held.kept, (chunk.kept_bytes for chunk in chunks)))
-        waiting += sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved)))
-        running = (halved if held.kind == "I" else chunks)[held.chunk]
-        phase: Phase = "forward_loss" if held.kind == "F" else "backward"
-        before = _held_logits(plan, body) if held.kind == "F" and run.logits_outlive_step else 0
-        for alive in running.forward() if held.kind == "F" else running.backward():
-            found[phase].append(_phase(phase, static, workspace, alive, waiting, before))
-    step = _phase("optimizer_step", static, workspace, Alive(*_held_at_step(plan, body)), 0)
+    for held in runtime.moments():
+        before = _held_logits(plan, body) if held.phase == "forward_loss" and run.logits_outlive_step else 0
+        found[held.phase].append(_phase(held.phase, static, workspace, held.alive, held.waiting, before))
+    left = Alive(*_held_at_step(plan, body), held=runtime.sent_bytes)
+    step = _phase("optimizer_step", static, workspace, left, 0)
     moments = [moment for several in found.values() for moment in several] + [step]
     phases = (*(max(several, key=lambda one: one[0].total_bytes)[0] for several in found.values()), step[0])
     main = max(phase.total_bytes - pooled for phase, pooled in moments)
-    moved = 0
-    if job.offload_activations:
-        each = [chunk.host_bytes for chunk in chunks]
-        moved = max(each[held.chunk] + sum(map(mul, held.kept, each)) for held in plan.holdings)
-    owed = max(sum(map(mul, held.owed, (chunk.owed_bytes for chunk in halved))) for held in plan.holdings)
-    graphs = max(sum(map(mul, held.owed, (chunk.kept_bytes for chunk in chunks))) for held in plan.holdings)
-    static = dataclasses.replace(static, host_bytes=static.host_bytes + moved)
-    return StageBudget(plan, phases, static, main, owed, graphs, workspace)
+    static = dataclasses.replace(static, host_bytes=static.host_bytes + runtime.host_bytes)
+    return StageBudget(plan, phases, static, main, runtime.owed_bytes, runtime.graph_bytes, workspace)
+
+
+def _runtime(recipe: Recipe, run: Run) -> type[Runtime]:
+    """Whose pipeline runs the stages."""
+    if run.mesh.pp == 1 or strategy_of(recipe, run.mesh).pipelines == "megatron":
+        return Runtime
+    from .pipeline_torch import TorchRuntime
+
+    return TorchRuntime
 
 
 def _inputs(plan: StagePlan, body: Body) -> Iterable[Line]:

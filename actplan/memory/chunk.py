@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..profile.ascent import Ascent
 from ..profile.chain import Chain
@@ -43,17 +44,61 @@ class Alive(msgspec.Struct, frozen=True):
         return self.activations + self.loss + self.gradients + self.held + self.workspace
 
 
+class Link(msgspec.Struct, frozen=True):
+    """How torch's pipeline joins a chunk to those before and behind it.
+
+    Attributes:
+        received: its input lies in a receive buffer. local: its output is the input of another chunk of the same rank.
+        retained: its backward keeps what forward saved (`retain_graph=True`), for the weights' turn.
+        joined: whether it is torch's pipeline at all.
+    """
+
+    received: bool = False
+    local: bool = False
+    retained: bool = False
+    joined: bool = False
+
+    def output(self, boundary: int, logits: int) -> int:
+        """Bytes of the output that a micro-batch keeps from its forward to the end of its backward
+        (torch/distributed/pipelining/stage.py: fwd_cache), where it lies in no buffer."""
+        if not self.joined:
+            return 0
+        return rounded(logits) if logits else 0 if self.local else rounded(boundary)
+
+
+LOSS_OPS = ("LogSoftmaxBackward0", "NllLossBackward0")
+"""What a split backward of the last chunk lets go when it detaches the loss."""
+PLAIN = Link()
+"""Any other pipeline, and a single stage: outputs are sent and freed."""
+
+
 class Chunk:
     """One chunk of layers, evaluated with what stands before and behind it on this stage.
 
-    kept_bytes: what its forward leaves. owed_bytes: what a split backward leaves until the gradients of the weights are
-    made.
+    kept_bytes: what its forward leaves. freed_bytes: what of it a split backward does not keep. owed_bytes: what a
+    split backward leaves until the gradients of the weights are made. replayed: the layers of each checkpoint.
     """
 
     def __init__(
-        self, span: tuple[int, int], plan: StagePlan, body: Body, recipe: Recipe, job: Job, *, first_step: bool = False
+        self,
+        span: tuple[int, int],
+        plan: StagePlan,
+        body: Body,
+        recipe: Recipe,
+        job: Job,
+        *,
+        first_step: bool = False,
+        link: Link | None = None,
+        settled: bool = False,
     ) -> None:
-        """first_step: before the optimizer has ever stepped, where that is another course of things."""
+        """Take a chunk.
+
+        Args:
+            first_step: before the optimizer has ever stepped, where that is another course of things.
+            link: how torch's pipeline joins it to others, None in any other pipeline.
+            settled: whether its gradients are there already, and counted elsewhere.
+        """
+        link = link or PLAIN
         first, last = span
         self.head = plan.head and last == body.layers.count - 1
         embedding = plan.embedding and first == 0
@@ -67,6 +112,7 @@ class Chunk:
         if self.head:
             profiles = (*profiles[:-1], body.profile.ending(checkpointed=bool(segments)))
         self.owed_bytes = sum(stage.owed for stage in profiles)
+        self.replayed = [body.profile.layers[begin + first : end + first + 1] for begin, end in segments]
         self.shift = 1 if embedding else 0
         self.chosen = frozenset(layer + self.shift for layer in keeps)
         self.ends = {i + self.shift: end + self.shift for begin, end in segments for i in range(begin, end + 1)}
@@ -76,15 +122,25 @@ class Chunk:
         self.summed = embedding
         x_out = 0 if self.head else whole.boundary(upper + 1)
         part = replace(whole, stages=whole.stages[lower : upper + 1], x_out=x_out)
+        if link.received:
+            part = replace(part, stages=(replace(part.stages[0], x=0), *part.stages[1:]))
         units = units_of(body.profile)[lower : upper + 1]
         growth = strategy_of(recipe, body.run.mesh).growth(profiles, units, first_step=first_step)
+        growth.kept = growth.kept or settled
         self.waiting = 0 if growth.kept else waiting  # beside gradients that are allocated throughout it is a transient
         ascents = body.ascents({layer + first: words for layer, words in keeps.items()})
         self.grown = _grown(part, profiles, growth, {i - lower + 1: one for i, one in ascents.items()})
         self.left = [sum(one.left for one in self.grown[i:]) for i in range(len(self.grown) + 1)]
         self.chain = replace(part, stages=tuple(one.stage for one in self.grown))
         schedule = with_segments(len(self.chain), segments, shift=self.shift, chosen=keeps)
-        self.kept_bytes, self.heights = heights(self.chain, schedule)
+        self.kept_bytes, self.heights = heights(self.chain, schedule, retained=link.retained)
+        self.output = link.output(x_out, body.logits_bytes if self.head else 0)
+        self.kept_bytes += self.output
+        self.out_gradient, self.retained = x_out if link.joined else 0, link.retained
+        self.owed_bytes -= rounded(self.out_gradient) if self.owed_bytes else 0
+        saved = body.profile.head.saved if self.head else ()
+        self.freed_bytes = self.output if self.head else 0
+        self.freed_bytes += sum(row.nbytes for row in saved if row.op in LOSS_OPS)
         self.base = body.base_bytes(_counted(segments, first))
         moved = job.offload_activations and bool(segments)
         self.host_bytes = len(segments) * (whole.copy or body.profile.boundary_bytes) if moved else 0
@@ -101,10 +157,17 @@ class Chunk:
 
     def _highest(self, *, backward: bool) -> Iterator[Alive]:
         phases = (phase for phase in self.heights.items() if (phase[0][1] != "forward") is backward)
-        found = [self._at(stage, phase, size) for (stage, phase), size in phases]
+        found = [self._at(stage, phase, size + self._beside(stage, backward)) for (stage, phase), size in phases]
         if found:
             yield max(found, key=lambda alive: alive.total)
             yield max(found, key=lambda alive: alive.total - alive.pooled)
+
+    def _beside(self, stage: int, backward: bool) -> int:
+        """In backward a torch pipeline holds the output, and has the gradient of the output in a buffer."""
+        if not backward:
+            return 0
+        ends = stage == len(self.chain) - 1 or self.retained
+        return self.output - (self.out_gradient if ends else 0)
 
     def _at(self, stage: int, phase: Phase, size: int) -> Alive:
         grown = self.grown[stage]

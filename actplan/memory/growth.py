@@ -115,10 +115,11 @@ class Growth:
         again = self.backward(i, stage, stage.tb_replayed, profile.ascent_again, after + held)
         replay = self.highest(i, 0, profile.ascent_replay)
         backward, again = _with_gradients(backward, formed), _with_gradients(again, formed)
-        forward, beginning = replace(self.forward(i), gradients=formed), self.beginning(i)
+        forward, beginning = self.forward(i), self.beginning(i).total
+        forward = replace(forward, gradients=forward.gradients + formed)
         tf, td = stage.tf + forward.total, None if stage.td is None else stage.td + forward.total
-        tf = max(tf, beginning.held - stage.s - after)
-        td = None if td is None else max(td, beginning.held - after)
+        tf = max(tf, beginning - stage.s - after)
+        td = None if td is None else max(td, beginning - after)
         early = after + stage.tf if stage.tf_last is None else min(after + stage.tf, stage.tf_last)
         menu, chosen = stage.menu, Added()
         if menu:

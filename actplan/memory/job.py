@@ -22,6 +22,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         their gradients accumulate.
     schedule: the name of a pipeline schedule, None: 1F1B, interleaved where stages have several chunks.
     offload_activations: checkpoints keep their boundaries in host memory.
+    return_outputs: torch's pipeline returns the logits of all micro-batches.
     allocator: how the caching allocator maps memory, which decides what it reserves beyond what is allocated.
     """
 
@@ -32,13 +33,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Gpu | None = None
     offload_activations: bool = False
     allocator: Allocator = "default"
+    return_outputs: bool = False
 
     def recipe_of(self, run: Run) -> Recipe:
         """The recipe in the run's type, with the micro-batches it accumulates; a run under autocast counts the copies
         of weights."""
         recipe = self.recipe.in_type(run.dtype) if run.dtype in self.recipe.types else self.recipe
         recipe = around_frozen(recipe, run)
-        several = self.microbatches if self.microbatches is not None else 2 if run.mesh.pp > 1 else 1
+        several = self.microbatches if self.microbatches is not None else run.mesh.pp
         if several > recipe.accumulation_steps:
             recipe = dataclasses.replace(recipe, accumulation_steps=several)
         return dataclasses.replace(recipe, autocast_cache=False) if run.precision == "autocast" else recipe

@@ -15,6 +15,7 @@ from ..training import Run
 from ..training.pipelining import Holding
 from ..training.policies import Keeps, Layers, Segment
 from .job import Job
+from .sharding import strategy_of
 from .states import stage_chunks, units_of
 from .units import Unit
 
@@ -45,7 +46,7 @@ class Body(Protocol):
 
     def ascents(self, keeps: Keeps) -> dict[int, Ascent]: ...
 
-    def split(self) -> Body: ...
+    def split(self, *, keeps_graph: bool = False) -> Body: ...
 
 
 class StagePlan(msgspec.Struct, frozen=True):
@@ -74,12 +75,17 @@ def stage_plans(body: Body, job: Job) -> list[StagePlan]:
     units, run = units_of(body.profile), body.run
     schedule = job.schedule_of(run.mesh)
     split = job.split_of(run.mesh)
+    torch = strategy_of(job.recipe, run.mesh).pipelines == "torch"
     plans = []
     for number in range(run.mesh.pp):
         chunks = stage_chunks(units, run.mesh, number, split)
         spans = tuple(_span(chunk, body.layers.count, number) for chunk in chunks)
         kinds = {unit.kind for chunk in chunks for unit in chunk}
-        held = ALONE if schedule is None else schedule.holdings(run.mesh, number, job.microbatches)
+        held: tuple[Holding, ...] = ALONE
+        if schedule is not None and torch:
+            held = schedule.run_by_torch(run.mesh, number, job.recipe_of(run).accumulation_steps)
+        elif schedule is not None:
+            held = schedule.holdings(run.mesh, number, job.microbatches)
         plans.append(StagePlan(number, spans, "embedding" in kinds, "head" in kinds, held))
     return plans
 

@@ -14,13 +14,11 @@ from ..training.setting import Option
 if TYPE_CHECKING:
     from ..training import Run
     from ..training.recipes import Recipe
-    from ..training.sharding import Sharding
     from .gpus import Allocator, Gpu
     from .job import Job
     from .states import PipelineSplit
     from .verdict import Target
 
-RESHARD = ("always", "default", "never")
 ZERO_GRAD = ("none", "zeros")
 OFFLOADED = ("parameters", "optimizer", "activations")
 COUNTED, FLAGGED = ("first", "last"), ("embedding", "loss")
@@ -42,12 +40,29 @@ WORDS = (
     Word("recipe", "How weights are trained: bf16, autocast, fsdp, zero-3, lora, ...", "NAME", listed=True),
     Word("optimizer", "adamw, adamw8bit, adafactor, lion, muon, sgd, ...", "NAME", listed=True),
     Word("offload", "To host memory: parameters, optimizer, activations.", "PARTS"),
-    Word("reshard", "When FSDP frees gathered layers in forward.", "always|default|never", listed=True),
+    Word("reshard", "When FSDP frees gathered layers in forward.", "always|default|never|N", listed=True),
     Word("replicas", "Groups that each hold all shards (HSDP).", "N"),
+    Word("fsdp_units", "What FSDP2 wraps beside the layers.", "root|torchtitan|accelerate"),
+    Word("loss_outside", "FSDP2's root ends before the loss."),
+    Word("grad_sync", "Micro-batches in which FSDP reduces gradients.", "each|last"),
+    Word("keep_gathered", "Weights stay gathered after a backward that is not reduced (FSDP2)."),
+    Word("reduce_dtype", "The type in which FSDP reduces gradients.", "DTYPE"),
+    Word(
+        "backward_prefetch",
+        "When FSDP1 gathers the layer before in backward.",
+        "pre|post|none",
+    ),
+    Word("forward_prefetch", "FSDP1 gathers one layer ahead in forward."),
+    Word("reduce_bucket_size", "DeepSpeed: values of the reduce bucket.", "N"),
+    Word("stage3_prefetch_bucket_size", "ZeRO-3: values gathered ahead.", "N"),
+    Word("stage3_param_persistence_threshold", "ZeRO-3: smaller weights stay whole.", "N"),
+    Word("stage3_max_live_parameters", "ZeRO-3: values gathered at most.", "N"),
+    Word("overlap_comm", "DeepSpeed reduces while backward runs: true or false.", "true|false"),
     Word("zero_grad", "Gradients between steps: freed, or kept as zeros.", "none|zeros"),
     Word("optimizer_in_backward", "Each gradient is stepped on and freed at once."),
     Word("microbatches", "Micro-batches of an optimizer step.", "N"),
     Word("pp_schedule", "Order of pipeline stages: 1f1b, gpipe, zb-h1, zbv, ...", "NAME", listed=True),
+    Word("return_outputs", "torch's last pipeline stage returns the logits of all micro-batches."),
     Word("pp_split", "Uneven stages: first=N,last=N, or embedding,loss as a layer.", "HOW"),
     Word("gpu", "The device; exit 1 if it does not fit.", "NAME", listed=True),
     Word("limit", "A limit such as 76GiB; exit 1 if it does not fit.", "SIZE"),
@@ -74,12 +89,25 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str | None = None
     optimizer: str | None = None
     offload: str | None = None
-    reshard: str | None = None
+    reshard: int | str | None = None
     replicas: int | str | None = None
+    fsdp_units: str | None = None
+    loss_outside: bool = False
+    grad_sync: str | None = None
+    keep_gathered: bool = False
+    reduce_dtype: str | None = None
+    backward_prefetch: str | None = None
+    forward_prefetch: bool = False
+    reduce_bucket_size: int | str | None = None
+    stage3_prefetch_bucket_size: int | str | None = None
+    stage3_param_persistence_threshold: int | str | None = None
+    stage3_max_live_parameters: int | str | None = None
+    overlap_comm: bool | str | None = None
     zero_grad: str | None = None
     optimizer_in_backward: bool = False
     microbatches: int | str | None = None
     pp_schedule: str | None = None
+    return_outputs: bool = False
     pp_split: str | None = None
     gpu: str | None = None
     limit: int | str | None = None
@@ -110,15 +138,27 @@ def job_of(run: Run, setup: Setup) -> Job:
     microbatches = None if setup.microbatches is None else parse_count(str(setup.microbatches), "--microbatches")
     gpu = None if setup.gpu is None else load_gpu(setup.gpu)
     offloaded = _offloaded(setup)
+    recipe = _recipe(run, setup, offloaded)
     return Job(
-        recipe=_recipe(run, setup, offloaded),
+        recipe=recipe,
         microbatches=microbatches,
         schedule=setup.pp_schedule,
         split=None if setup.pp_split is None else _split(setup.pp_split, run),
         gpu=gpu,
         offload_activations="activations" in offloaded,
         allocator=_allocator(setup),
+        return_outputs=setup.return_outputs and _returns(run, recipe),
     )
+
+
+def _returns(run: Run, recipe: Recipe) -> bool:
+    """True, where there is a pipeline of torch's whose last stage may return its outputs."""
+    from .sharding import strategy_of
+
+    if run.mesh.pp == 1 or strategy_of(recipe, run.mesh).pipelines != "torch":
+        wrong, allowed = "there is no pipeline of torch's", "with --pp 2 or more, and a recipe that torch runs"
+        raise InputError(wrong, where="--return-outputs", allowed=allowed)
+    return True
 
 
 def _allocator(setup: Setup) -> Allocator:
@@ -160,9 +200,10 @@ def _offloaded(setup: Setup) -> tuple[str, ...]:
 
 def _recipe(run: Run, setup: Setup, offloaded: tuple[str, ...]) -> Recipe:
     from ..training.recipes import Offload, load_recipe
+    from .distributed import told
 
     recipe = load_recipe(setup.recipe or run.own_recipe, setup.optimizer)
-    changes: dict[str, object] = {"sharding": _sharding(recipe.sharding, setup)}
+    changes: dict[str, object] = {"sharding": told(recipe.sharding, msgspec.structs.asdict(setup), recipe.name)}
     moved = Offload(parameters="parameters" in offloaded, optimizer="optimizer" in offloaded)
     if moved != Offload():
         changes["offload"] = moved
@@ -182,21 +223,6 @@ def _zeroed(setup: Setup) -> bool:
         wrong = "the optimizer in backward frees each gradient at once"
         raise InputError(wrong, where="--zero-grad", allowed="none with --optimizer-in-backward")
     return word == "zeros"
-
-
-def _sharding(sharding: Sharding, setup: Setup) -> Sharding:
-    """FSDP as the options have it."""
-    if setup.reshard is None and setup.replicas is None:
-        return sharding
-    if not sharding.reshards:
-        raise InputError("only FSDP reshards", where="--reshard" if setup.reshard else "--replicas", allowed="fsdp")
-    if setup.reshard is not None and setup.reshard not in RESHARD:
-        word = setup.reshard[:64]
-        raise InputError(f"unknown value {word!r}", where="--reshard", choices=RESHARD, got=word)
-    changes: dict[str, object] = {} if setup.reshard is None else {"reshard": setup.reshard}
-    if setup.replicas is not None:
-        changes["replicas"] = parse_count(str(setup.replicas), "--replicas")
-    return dataclasses.replace(sharding, **changes)
 
 
 def target_of(setup: Setup, gpu: Gpu | None) -> Target | None:

@@ -16,7 +16,7 @@ from ..profile.layers import ModelProfile
 from ..training.mesh import Mesh
 from ..training.optimizers import SCALAR, AdamW
 from ..training.recipes import Recipe
-from .buffers import pipeline_buffers
+from .buffers import megatron_buffers, torch_buffers
 from .lines import (
     ALWAYS,
     AT_STEP,
@@ -68,8 +68,11 @@ def states(
         *_loss_scale(recipe),
         *strategy.communication(own),
     ]
-    if mesh.pp > 1:
-        lines.extend(pipeline_buffers(boundary_bytes, mesh.vpp, stage == 0))
+    if mesh.pp > 1 and strategy.pipelines == "megatron":
+        lines.extend(megatron_buffers(boundary_bytes, mesh.vpp, stage == 0))
+    elif mesh.pp > 1:
+        folded = split is not None and split.folded
+        lines.extend(torch_buffers(boundary_bytes, mesh, stage, recipe.accumulation_steps, folded=folded))
     tensors = stepped(held, recipe)
     paged = 0 if recipe.offload.optimizer else recipe.optimizer.paged_bytes(tensors)
     shards = sum(line.nbytes for line in lines if line.category == "gradients" and line.own_pool)

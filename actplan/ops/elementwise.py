@@ -6,7 +6,7 @@ torch/csrc/autograd/FunctionsManual.cpp of PyTorch 2.13. A formula's temporaries
 
 from __future__ import annotations
 
-from ..autograd.graph import Node, Tensor
+from ..autograd.graph import Edge, Node, Tensor
 from ..autograd.strides import Shape, preserved_strides
 from ..basics.units import DType
 from .casts import raw_cast, widen, widened
@@ -91,9 +91,22 @@ def sub(a: Tensor, b: Tensor) -> Tensor:
     return attach(raw_binary(a, b, "sub"), node)
 
 
+def is_weight(edge: Edge | None) -> bool:
+    """Whether a gradient goes to a parameter, through nothing but views and casts of it."""
+    while edge is not None and edge.node.op != "EmbeddingBackward0":
+        node = edge.node
+        if not node.edges:
+            return isinstance(node.extra, Tensor) and node.extra.parameter is not None
+        edge = node.edges[0] if len(node.edges) == 1 else None
+    return False
+
+
 def _mul_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     other = node.unpack(0) if node.needs(0) else None
     self = node.unpack(1) if node.needs(1) else None
+    if grads[0].tape.keeps_graph and any(map(is_weight, node.edges)):
+        grads[0].tape.postpone(grads[0])
+        other, self = (None if is_weight(edge) else one for edge, one in zip(node.edges, (other, self), strict=True))
     return [
         None if other is None else raw_binary(grads[0], other, "mul"),
         None if self is None else raw_binary(grads[0], self, "mul"),

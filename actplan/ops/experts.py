@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..autograd.graph import Node, Tensor
 from ..basics.units import BOOL
-from .elementwise import like, raw_binary
-from .linear import INPUT, WEIGHT, is_weight
+from .elementwise import is_weight, like, raw_binary
+from .linear import INPUT, WEIGHT
 from .views import attach, raw_transpose
 
 
@@ -14,7 +14,7 @@ def _grouped_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     g = grads[0]
     weight_gradient = None
     if left is not None and g.tape.postpones and is_weight(node.edges[1]):
-        g.tape.postpone(left, g)
+        g.tape.postpone_weight(left, g)
     elif left is not None:
         (experts, k, n), turned = node.extra
         made = g.tape.empty((experts, n, k) if turned else (experts, k, n), g.dtype, "_grouped_mm")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from math import prod
 
-from ..autograd.graph import Edge, Node, Tensor
+from ..autograd.graph import Node, Tensor
 from .casts import lowered
-from .elementwise import add
+from .elementwise import add, is_weight
 from .views import attach, expand, raw_transpose, reshape, transpose, view
 
 INPUT = "the input of a matrix product, for the weight's gradient"
@@ -22,22 +22,12 @@ def _mm_backward(node: Node, grads: list[Tensor]) -> list[Tensor | None]:
     right = node.unpack(1) if node.needs(1 + node.extra) else None
     g = grads[0]
     if right is not None and g.tape.postpones and is_weight(node.edges[1 + node.extra]):
-        g.tape.postpone(right, g)
+        g.tape.postpone_weight(right, g)
         right = None
     out: list[Tensor | None] = [g] if node.extra else []
     out.append(None if left is None else _product_gradient(g, left, first=True))
     out.append(None if right is None else _product_gradient(g, right, first=False))
     return out
-
-
-def is_weight(edge: Edge | None) -> bool:
-    """Whether a gradient goes to a parameter, through nothing but views and casts of it."""
-    while edge is not None:
-        node = edge.node
-        if not node.edges:
-            return isinstance(node.extra, Tensor) and node.extra.parameter is not None
-        edge = node.edges[0] if len(node.edges) == 1 else None
-    return False
 
 
 def _product_gradient(grad: Tensor, other: Tensor, *, first: bool) -> Tensor:

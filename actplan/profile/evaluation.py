@@ -54,13 +54,35 @@ def evaluate(chain: Chain, schedule: Schedule) -> Evaluation:
     )
 
 
-def heights(chain: Chain, schedule: Schedule) -> tuple[int, dict[tuple[int, Phase], int]]:
-    """What is kept when the forward ends, and the highest point of each stage in each phase that it is run in."""
+def heights(chain: Chain, schedule: Schedule, *, retained: bool = False) -> tuple[int, dict[tuple[int, Phase], int]]:
+    """What is kept when the forward ends, and the highest point of each stage in each phase that it is run in.
+
+    retained: whether backward frees nothing that the forward kept (`retain_graph=True`).
+    """
     check_covers(schedule.units, 0, len(chain) - 1)
     walk = _Walk(chain, chain.gradients_after(), found={})
     kept = walk.run(schedule.units, 0, 0, held=False)
     assert walk.found is not None
-    return kept, walk.found
+    if not retained:
+        return kept, walk.found
+    by_stage = _kept_by_stage(chain, schedule)
+    behind = [sum(by_stage[i + 1 :]) for i in range(len(chain))]
+    later = {(i, phase): 0 if phase == "forward" else behind[i] for i, phase in walk.found}
+    return kept, {place: size + later[place] for place, size in walk.found.items()}
+
+
+def _kept_by_stage(chain: Chain, schedule: Schedule) -> list[int]:
+    """What each stage keeps from forward to backward; a checkpoint is its first stage's."""
+    kept = [0] * len(chain)
+    for unit in schedule.units:
+        if isinstance(unit, Option):
+            kept[unit.stage] = chain.stages[unit.stage].menu[unit.index].kept
+        elif isinstance(unit, Checkpointed):
+            kept[unit.first] = chain.held(unit.first) + chain.held_inside(unit.first, unit.last)
+        else:
+            for i in range(unit.first, unit.last + 1):
+                kept[i] = chain.stages[i].kept
+    return kept
 
 
 def schedule_cost(chain: Chain, schedule: Schedule) -> int:

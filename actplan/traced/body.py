@@ -88,7 +88,7 @@ class TracedBody:
         """None: a ledger holds whole layers."""
         return {}
 
-    def split(self) -> TracedBody:
+    def split(self, *, keeps_graph: bool = False) -> TracedBody:
         raise InputError("a ledger is of one pipeline stage", where="--pp-schedule", allowed="without it")
 
     @cached_property

@@ -7,42 +7,31 @@ Parallelism", arXiv 2401.10241). Between the two a micro-batch keeps what its we
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from ..basics.errors import InputError
+from . import pipeline_orders as orders
 from .mesh import Mesh
-
-Kind = Literal["F", "B", "I", "W"]
-"""Forward; whole backward; backward for the input; backward for the weights."""
-
-
-class Action(NamedTuple):
-    """One micro-batch through one of the stage's chunks. Chunks and micro-batches count from 0."""
-
-    kind: Kind
-    chunk: int
-    microbatch: int
+from .pipeline_orders import Action, Kind, Order
 
 
 class Holding(NamedTuple):
     """What a stage holds beside the action that runs.
 
     kept: for each chunk, micro-batches that have run forward and not backward. owed: for each chunk, micro-batches
-    whose input has its gradient and whose weights have not.
+    whose input has its gradient and whose weights have not. accumulated: for each chunk, 1 where weights have gradients
+    already. split: for each chunk, micro-batches of the step whose backward was run for the input alone.
     """
 
     kind: Kind
     chunk: int
     kept: tuple[int, ...]
     owed: tuple[int, ...]
-
-
-Order = Callable[[Mesh, int, int], Iterator[Action]]
-"""(mesh, stage, micro-batches) to what the stage runs."""
+    accumulated: tuple[int, ...] = ()
+    split: tuple[int, ...] = ()
 
 
 class PipelineSchedule(msgspec.Struct, frozen=True):
@@ -54,6 +43,7 @@ class PipelineSchedule(msgspec.Struct, frozen=True):
             of the model.
         fewest: micro-batches that it needs, as a multiple of the stages.
         steady: micro-batches after which nothing more is held, as a multiple of the stages; None: never.
+        halves: torch runs both halves of a backward one after the other also where nothing comes between.
     """
 
     name: str
@@ -63,6 +53,7 @@ class PipelineSchedule(msgspec.Struct, frozen=True):
     folded: bool = False
     fewest: int = 0
     steady: int | None = 4
+    halves: bool = False
 
     def holdings(self, mesh: Mesh, stage: int, microbatches: int | None) -> tuple[Holding, ...]:
         """The fullest moments of a stage; with no number of micro-batches, of as many as fill the pipeline."""
@@ -72,6 +63,31 @@ class PipelineSchedule(msgspec.Struct, frozen=True):
         enough = self.steady * mesh.pp
         count = enough if microbatches is None else min(microbatches, enough)
         return fullest(self.order(mesh, stage, count), mesh.vpp)
+
+    def run_by_torch(self, mesh: Mesh, stage: int, microbatches: int) -> tuple[Holding, ...]:
+        """The fullest moments of a stage under torch.distributed.pipelining, in the course of a step.
+
+        A stage whose input has no gradient leaves all of its backward to the weights' turn (torch/distributed/
+        pipelining/stage.py, backward_one_chunk).
+        """
+        if self.steady is None:
+            n = microbatches
+            moments = [Holding("F", 0, (n - 1,), (0,), (0,), (0,)), Holding("B", 0, (n - 1,), (0,), (0,), (0,))]
+            return (*moments, *([Holding("B", 0, (n - 2,), (0,), (1,), (0,))] if n > 1 else []))
+        first = 0 if stage == 0 else None
+        return moments_of(self._halved(self.order(mesh, stage, microbatches), first), mesh.vpp)
+
+    def _halved(self, order: Iterable[Action], first: int | None) -> Iterator[Action]:
+        """The actions as torch runs them; `first`: the chunk that begins the model."""
+        for action in order:
+            if action.kind in ("I", "W") and action.chunk == first:
+                if action.kind == "W":
+                    yield action._replace(kind="B")
+            elif action.kind == "B" and self.halves and action.chunk != first:
+                yield action._replace(kind="I")
+                yield action._replace(kind="W")
+            else:
+                yield action
 
     def check(self, mesh: Mesh, microbatches: int | None) -> None:
         """Errors if the mesh has too few stages or chunks for it, or the step too few micro-batches."""
@@ -113,16 +129,38 @@ def fullest(order: Iterable[Action], chunks: int) -> tuple[Holding, ...]:
             kept[chunk] += 1
         elif kind == "I":
             owed[chunk] += 1
-    return tuple(
-        Holding(kind, chunk, *held) for (kind, chunk), moments in found.items() for held in sorted(_maximal(moments))
-    )
+    return tuple(Holding(kind, chunk, *held) for (kind, chunk), moments in found.items() for held in _maximal(moments))
 
 
-def _maximal(moments: set[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def moments_of(order: Iterable[Action], chunks: int) -> tuple[Holding, ...]:
+    """The moments at which no other one of their kind and chunk holds as much of everything, gradients included."""
+    kept, owed, accumulated, split = ([0] * chunks for _ in range(4))
+    found: dict[tuple[Kind, int], set[tuple[tuple[int, ...], ...]]] = {}
+    for kind, chunk, _ in order:
+        if kind in ("B", "I"):
+            kept[chunk] -= 1
+        elif kind == "W":
+            owed[chunk] -= 1
+        held = tuple(kept), tuple(owed), tuple(accumulated), tuple(split)
+        found.setdefault((kind, chunk), set()).add(held)
+        if kind == "F":
+            kept[chunk] += 1
+        elif kind == "I":
+            owed[chunk] += 1
+            split[chunk] += 1
+        else:
+            accumulated[chunk] = 1
+    return tuple(Holding(kind, chunk, *held) for (kind, chunk), several in found.items() for held in _maximal(several))
+
+
+Moment = TypeVar("Moment", bound=tuple[tuple[int, ...], ...])
+
+
+def _maximal(moments: set[Moment]) -> list[Moment]:
     def covers(a: tuple[tuple[int, ...], ...], b: tuple[tuple[int, ...], ...]) -> bool:
         return a != b and all(x >= y for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
 
-    return [one for one in moments if not any(covers(other, one) for other in moments)]
+    return sorted(one for one in moments if not any(covers(other, one) for other in moments))
 
 
 def _whole_backwards(order: Iterable[Action]) -> Iterator[Action]:
@@ -144,204 +182,19 @@ def _whole_backwards(order: Iterable[Action]) -> Iterator[Action]:
         yield waiting
 
 
-# --- the orders -----------------------------------------------------------------------------------------------
-
-
-def _gpipe(mesh: Mesh, stage: int, microbatches: int) -> Iterator[Action]:
-    """All forwards, then all backwards (Huang et al., arXiv 1811.06965)."""
-    yield from (Action("F", 0, i) for i in range(microbatches))
-    yield from (Action("B", 0, i) for i in range(microbatches))
-
-
-def _one_forward_one_backward(mesh: Mesh, stage: int, microbatches: int) -> Iterator[Action]:
-    """Non-interleaved 1F1B, which is interleaved with one chunk, and shorter warm-ups
-    (Narayanan et al., arXiv 2104.04473, section 2.2.1)."""
-    return _interleave(mesh, microbatches, warm_up=mesh.pp - stage - 1)
-
-
-def _interleaved(mesh: Mesh, stage: int, microbatches: int) -> Iterator[Action]:
-    """Megatron-Core, pipeline_parallel/schedules.py: get_pp_rank_microbatches."""
-    return _interleave(mesh, microbatches, warm_up=2 * (mesh.pp - stage - 1) + (mesh.vpp - 1) * mesh.pp)
-
-
-def _interleave(mesh: Mesh, microbatches: int, *, warm_up: int) -> Iterator[Action]:
-    """Forwards of the warm-up, then one forward and one backward at a time, then the other backwards."""
-    table = _table(mesh, microbatches)
-    forwards = deque(Action("F", chunk, i) for chunk, i in table)
-    backwards = deque(Action("B", mesh.vpp - 1 - chunk, i) for chunk, i in table)
-    for _ in range(min(warm_up, len(forwards))):
-        yield forwards.popleft()
-    while forwards:
-        yield forwards.popleft()
-        yield backwards.popleft()
-    yield from backwards
-
-
-def _table(mesh: Mesh, microbatches: int) -> list[tuple[int, int]]:
-    """(chunk, micro-batch), as many micro-batches as there are stages through each chunk in turn
-    (Megatron-Core, get_schedule_table)."""
-    groups = (range(at, min(at + mesh.pp, microbatches)) for at in range(0, microbatches, mesh.pp))
-    return [(chunk, i) for group in groups for chunk in range(mesh.vpp) for i in group]
-
-
-def _bounded(mesh: Mesh, stage: int, microbatches: int, *, ahead: int, most: int) -> Iterator[Action]:
-    """Forwards as long as fewer than `ahead` wait for their backward, weights' gradients only where `most`
-    micro-batches are held otherwise."""
-    done = {"F": 0, "I": 0, "W": 0}
-
-    def run(kind: Literal["F", "I", "W"]) -> Action:
-        done[kind] += 1
-        return Action(kind, 0, done[kind] - 1)
-
-    while done["F"] < microbatches:
-        while done["F"] < microbatches and done["F"] - done["I"] < ahead:
-            if done["F"] - done["W"] == most:
-                yield run("W")
-            yield run("F")
-        yield run("I")
-    while done["I"] < microbatches:
-        yield run("W")
-        yield run("I")
-    while done["W"] < microbatches:
-        yield run("W")
-
-
-def _zb_h1(mesh: Mesh, stage: int, microbatches: int) -> Iterator[Action]:
-    """Qi et al., section 2.1 and figure 3: 1F1B's warm-up, and on every stage pp micro-batches at most."""
-    return _bounded(mesh, stage, microbatches, ahead=mesh.pp - stage, most=mesh.pp)
-
-
-def _zb_h2(mesh: Mesh, stage: int, microbatches: int) -> Iterator[Action]:
-    """Qi et al., section 2.2 and figure 3: a warm-up that leaves no bubble, 2·pp − 1 micro-batches at most."""
-    return _bounded(mesh, stage, microbatches, ahead=2 * (mesh.pp - stage) - 1, most=2 * mesh.pp - 1)
-
-
-def _interleaved_zb(mesh: Mesh, stage: int, microbatches: int) -> Iterator[Action]:
-    """Half of the interleaved schedule's warm-up; the weights' gradients follow `stage` backwards later
-    (torch/distributed/pipelining/schedules.py, ScheduleInterleavedZeroBubble)."""
-    table = _table(mesh, microbatches)
-    forwards = deque(Action("F", chunk, i) for chunk, i in table)
-    backwards = deque(Action("I", mesh.vpp - 1 - chunk, i) for chunk, i in table)
-    owed: deque[Action] = deque()
-    for _ in range(min(mesh.pp - stage - 1 + (mesh.vpp - 1) * mesh.pp, len(forwards))):
-        yield forwards.popleft()
-    ran = 0
-    while backwards:
-        if forwards:
-            yield forwards.popleft()
-        owed.append(backwards.popleft())
-        yield owed[-1]
-        ran += 1
-        if ran > stage:
-            yield owed.popleft()._replace(kind="W")
-    yield from (action._replace(kind="W") for action in owed)
-
-
-class _Counted:
-    """The next micro-batch of each kind and chunk."""
-
-    def __init__(self) -> None:
-        self.counts: dict[tuple[Kind, int], int] = {}
-        self.owed: deque[Action] = deque()
-
-    def __call__(self, kind: Kind, chunk: int) -> Action:
-        counted: Kind = "I" if kind == "B" else kind
-        number = self.counts.get((counted, chunk), 0)
-        self.counts[counted, chunk] = number + 1
-        action = Action(kind, chunk, number)
-        if kind == "I":
-            self.owed.append(action)
-        return action
-
-    def weights(self, chunk: int | None = None) -> Iterator[Action]:
-        """The oldest gradients of weights that are owed, if any are; `chunk`: only its own."""
-        oldest = next((action for action in self.owed if chunk in (None, action.chunk)), None)
-        if oldest is not None:
-            self.owed.remove(oldest)
-            yield oldest._replace(kind="W")
-
-
-def _zbv(mesh: Mesh, stage: int, microbatches: int) -> Iterator[Action]:
-    """Qi et al., section 6, for forwards and both halves of the backward that take equally long
-    (torch/distributed/pipelining/schedules.py, ScheduleZBVZeroBubble)."""
-    for action in _zbv_of(mesh.pp, stage, max(2 * mesh.pp - 1, microbatches)):
-        if action.microbatch < microbatches:
-            yield action
-
-
-def _zbv_of(pp: int, stage: int, microbatches: int) -> Iterator[Action]:
-    run, later = _Counted(), pp - stage
-    yield from (run("F", 0) for _ in range(2 * later - 1))
-    for _ in range(stage):
-        yield run("F", 1)
-        yield run("F", 0)
-    started = pp + later - 1
-    for _ in range(later):
-        yield run("F", 1)
-        yield run("B", 1)
-    second = pp
-    while second < started or started < microbatches:
-        if started < microbatches:
-            yield run("F", 0)
-            started += 1
-        yield run("B", 0)
-        yield run("F", 1)
-        second += 1
-        yield run("B", 1)
-    for _ in range(stage):
-        yield run("I", 0)
-        yield run("I", 1)
-    for _ in range(later):
-        yield run("I", 0)
-        yield from run.weights(0)
-    yield from (action._replace(kind="W") for chunk in (1, 0) for action in run.owed if action.chunk == chunk)
-
-
-def _dualpipev(mesh: Mesh, stage: int, microbatches: int) -> Iterator[Action]:
-    """DeepSeek's DualPipe (arXiv 2412.19437, section 3.2.1) folded in two: a forward and a backward at a time, of
-    different chunks (github.com/deepseek-ai/DualPipe, dualpipev.py; torch: ScheduleDualPipeV). Two that overlap are
-    given one after the other, the forward first: both live at once."""
-    run, later = _Counted(), mesh.pp - stage - 1
-    yield from (run("F", 0) for _ in range(2 * later))
-    for _ in range(stage + 1):
-        yield run("F", 0)
-        yield run("F", 1)
-    for _ in range(later):
-        yield run("I", 1)
-        yield from run.weights()
-        yield run("F", 1)
-    for _ in range(microbatches - 2 * mesh.pp + stage + 1):
-        yield run("F", 0)
-        yield run("B", 1)
-        yield run("F", 1)
-        yield run("B", 0)
-    for _ in range(later):
-        yield run("B", 1)
-        yield run("F", 1)
-        yield run("B", 0)
-    for i in range(2 * (stage + 1)):
-        split = i > stage // 2 * 2 if stage % 2 == 0 else i >= (stage + 1) // 2 * 2
-        yield run("I" if split else "B", 1 - i % 2)
-    for _ in range(later):
-        yield from run.weights()
-        yield run("I", 0)
-    while run.owed:
-        yield from run.weights()
-
-
 _TORCH = "torch/distributed/pipelining/schedules.py"
 _ZERO = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241"
 SCHEDULES = {
     schedule.name: schedule
     for schedule in (
-        PipelineSchedule("1f1b", _one_forward_one_backward, 1, "Narayanan et al., arXiv 2104.04473"),
-        PipelineSchedule("interleaved", _interleaved, None, "Megatron-Core, pipeline_parallel/schedules.py"),
-        PipelineSchedule("gpipe", _gpipe, 1, "Huang et al., arXiv 1811.06965", steady=None),
-        PipelineSchedule("zb-h1", _zb_h1, 1, _ZERO),
-        PipelineSchedule("zb-h2", _zb_h2, 1, _ZERO),
-        PipelineSchedule("interleaved-zb", _interleaved_zb, None, _TORCH),
-        PipelineSchedule("zbv", _zbv, 2, _ZERO, folded=True),
-        PipelineSchedule("dualpipev", _dualpipev, 2, _TORCH, folded=True, fewest=2),
+        PipelineSchedule("1f1b", orders.one_forward_one_backward, 1, "Narayanan et al., arXiv 2104.04473"),
+        PipelineSchedule("interleaved", orders.interleaved, None, "Megatron-Core, pipeline_parallel/schedules.py"),
+        PipelineSchedule("gpipe", orders.gpipe, 1, "Huang et al., arXiv 1811.06965", steady=None),
+        PipelineSchedule("zb-h1", orders.zb_h1, 1, _ZERO),
+        PipelineSchedule("zb-h2", orders.zb_h2, 1, _ZERO),
+        PipelineSchedule("interleaved-zb", orders.interleaved_zb, None, _TORCH),
+        PipelineSchedule("zbv", orders.zbv, 2, _ZERO, folded=True, halves=True),
+        PipelineSchedule("dualpipev", orders.dualpipev, 2, _TORCH, folded=True, fewest=2),
     )
 }
 
@@ -357,4 +210,18 @@ def pipeline_schedule(name: str | None, mesh: Mesh) -> PipelineSchedule:
     return SCHEDULES[name]
 
 
-__all__ = ["SCHEDULES", "Action", "Holding", "PipelineSchedule", "fullest", "pipeline_schedule"]
+def place_of(mesh: Mesh, stage: int, chunk: int, *, folded: bool) -> int:
+    """Where a stage's chunk stands in the model, counted from 0 over all chunks of all stages."""
+    return mesh.pp * chunk + (mesh.pp - 1 - stage if folded and chunk % 2 else stage)
+
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Holding",
+    "PipelineSchedule",
+    "fullest",
+    "moments_of",
+    "pipeline_schedule",
+    "place_of",
+]

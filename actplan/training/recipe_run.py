@@ -15,7 +15,6 @@ from ..basics.units import FP32, DType
 from ..model import QuantisedBase
 from . import Lora, Precision, Run
 from .recipes import Recipe
-from .sharding import MegatronDdp
 
 DEFAULT_ADAPTERS = Lora()
 
@@ -37,8 +36,7 @@ def under(
     """
     recipe = recipe.in_type(dtype or recipe.compute)
     run = replace(run, dtype=recipe.compute, precision=_precision(recipe, precision))
-    if isinstance(recipe.sharding, MegatronDdp):
-        run = replace(run, divided_loss="naive")
+    run = replace(run, divided_loss=recipe.sharding.divided_loss)
     if recipe.frozen is None and run.adapters is None:
         return checked(run)
     adapters = replace(run.adapters or DEFAULT_ADAPTERS, dtype=_adapters_dtype(recipe, lora_dtype))

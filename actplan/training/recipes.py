@@ -13,7 +13,7 @@ from ..basics.errors import InputError
 from ..basics.units import BF16, FP16, FP32, DType
 from ..model import QuantisedBase
 from .optimizers import OPTIMIZERS, AdamW, BitsAndBytesAdamW, Optimizer, Stepped
-from .sharding import Ddp, Fsdp, MegatronDdp, Sharding, Zero
+from .sharding import Ddp, Fsdp, Fsdp1, MegatronDdp, Sharding, Zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +265,15 @@ FSDP = Recipe(
     "fp32 (accelerate/utils/fsdp_utils.py upcasts what is trained)",
 )
 FSDP_BF16 = replace(FSDP, name="fsdp-bf16", title="FSDP2 with bf16 shards", weights=BF16, gradients=BF16, types=())
+FSDP1 = replace(
+    FSDP,
+    name="fsdp1",
+    title="FSDP1 (FullyShardedDataParallel): fp32 flat shards, bf16 compute, gradients reduced in fp32",
+    source="torch/distributed/fsdp/_runtime_utils.py, _flat_param.py; accelerate/accelerator.py, prepare_model",
+    sharding=Fsdp1(),
+    adapters_source="torch/distributed/fsdp/_flat_param.py: gathers in param_dtype (accelerate/utils/fsdp_utils.py "
+    "upcasts what is trained)",
+)
 AUTOCAST = Recipe(
     name="autocast",
     title="fp32 weights under bf16 autocast, with its copies of the weights",
@@ -339,7 +348,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         MEGATRON_BF16, MEGATRON_BF16_DIST, MEGATRON_BF16_GRADS, MEGATRON_BF16_AWARE, MEGATRON_FP16, MEGATRON_FP32,
-        *ZERO, FSDP, FSDP_BF16, AUTOCAST, BF16_PURE, FP16_PURE, FP32_PURE, FP16_SCALED, LORA, QLORA, QLORA_PLAIN,
+        *ZERO, FSDP, FSDP_BF16, FSDP1, AUTOCAST, BF16_PURE, FP16_PURE, FP32_PURE, FP16_SCALED, LORA, QLORA, QLORA_PLAIN,
         QLORA_FSDP,
     )
 }  # fmt: skip

@@ -160,6 +160,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The context-parallel rank that is counted, from 0; None: the one that allocates most."""
     split_backward: bool = False
     """Whether backward leaves the gradients of linears' weights for later, as pipelines without bubbles do."""
+    keeps_graph: bool = False
+    """Whether the whole graph is kept until then, as torch's pipeline does, which leaves those of norms too."""
     input_require_grads: bool | None = None
     """Whether embedded tokens get a gradient nobody uses (`enable_input_require_grads`), so that frozen layers below
     all that is trained are reached too. None: where something is checkpointed, as Transformers' own switch turns them

@@ -12,8 +12,11 @@ from typing import Literal
 from ..basics.errors import InputError
 from ..basics.units import FP32, MIB, DType
 from ..model import QuantisedBase
+from .losses import Loss
 
 Reshard = Literal["always", "default", "never"]
+Units = Literal["root", "torchtitan", "accelerate"]
+BackwardPrefetch = Literal["pre", "post", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,16 @@ class Sharding:
         """Whether it has settings for when gathered weights are freed, and for replicas (`reshard`, `replicas`)."""
         return False
 
+    @property
+    def divided_loss(self) -> Loss:
+        """What runs in place of the naive loss where tensor parallelism divides the vocabulary (`Run.divided_loss`)."""
+        return "parallel"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a user may tell the framework: each setting's name in `actplan.memory.distributed`, and the field."""
+        return {}
+
     def check_base(self, base: QuantisedBase, recipe: str) -> None:
         """Raise InputError where the framework does not train on such a base; `recipe`: its name, for the message."""
 
@@ -93,6 +106,10 @@ class MegatronDdp(Sharding):
     instances: int = 1
     overlap: bool = False
     full_shard: bool = False
+
+    @property
+    def divided_loss(self) -> Loss:
+        return "naive"
 
     def divisors(self, ranks: int) -> Divisors:
         if not self.distributed_optimizer:
@@ -134,6 +151,19 @@ class Zero(Sharding):
     def gathers(self) -> bool:
         return self.stage == 3
 
+    @property
+    def settings(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if self.stage >= 2:
+            found |= {"reduce_bucket_size": "reduce_bucket", "overlap_comm": "overlap_comm"}
+        if self.stage == 3:
+            found |= {
+                "stage3_prefetch_bucket_size": "prefetch_bucket",
+                "stage3_param_persistence_threshold": "persistence_threshold",
+                "stage3_max_live_parameters": "max_live",
+            }
+        return found
+
     def check_base(self, base: QuantisedBase, recipe: str) -> None:
         if self.gathers and (base.bits == 8 or base.whole):
             raise InputError(
@@ -146,20 +176,44 @@ class Zero(Sharding):
 
 @dataclass(frozen=True, slots=True)
 class Fsdp(Sharding):
-    """PyTorch FSDP2 (`fully_shard` on each layer and on the root), or FSDP1 with the same units.
+    """PyTorch FSDP2: `fully_shard` on each layer and on the root.
 
-    reshard: `always` frees a layer's gathered weights after its forward; `default` is torchtitan's, all but
-    the last layer; `never` keeps them until backward (ZeRO-2 like). The root (embedding, final norm, head)
-    is never freed after forward (torch/distributed/fsdp/_fully_shard/_fsdp_state.py, `_lazy_init`).
-    replicas: HSDP, shards are divided over data ranks / replicas.
-    reduce: the dtype gradients are reduced in.
+    Attributes:
+        reshard: `always` frees a layer's gathered weights after its forward; `default` all but the last layer's;
+            `never` keeps them until backward (ZeRO-2 like). A root (embedding, final norm, head) is never freed after
+            forward (torch/distributed/fsdp/_fully_shard/_fsdp_state.py, `_lazy_init`).
+        reshard_to: ranks over which a layer's weights are divided again after its forward
+            (`reshard_after_forward=int`); None: over all, or not at all.
+        replicas: HSDP, shards are divided over data ranks / replicas.
+        reduce: the dtype gradients are reduced in.
+        units: what is wrapped beside the layers: `root` leaves embedding, final norm and head to the root; torchtitan
+            (models/llama3/parallelize.py, apply_fsdp) and accelerate (utils/fsdp_utils.py, fsdp2_prepare_model) wrap
+            the embedding, and norm and head together, and reshard the last layer too by default.
+        loss_outside: the loss is computed when the root's forward is over, as torchtitan's trainer does.
+        accumulate_unsharded: gradients are not reduced between micro-batches (`set_requires_gradient_sync(False)`):
+            whole ones are kept.
+        keep_gathered: weights are not freed after the backward of such micro-batches
+            (`set_reshard_after_backward(False)`).
     """
 
     reshard: Reshard = "default"
     replicas: int = 1
     reduce: DType = FP32
     accumulate_unsharded: bool = False
-    """Gradient accumulation without reduction between micro-batches: whole gradients are kept."""
+    keep_gathered: bool = False
+    reshard_to: int | None = None
+    units: Units = "root"
+    loss_outside: bool = False
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            **_FSDP_SETTINGS,
+            "reshard_to": "reshard_to",
+            "fsdp_units": "units",
+            "loss_outside": "loss_outside",
+            "keep_gathered": "keep_gathered",
+        }
 
     def divisors(self, ranks: int) -> Divisors:
         return Divisors(*(_group(ranks, self.replicas, "HSDP replicas"),) * 3)
@@ -175,6 +229,38 @@ class Fsdp(Sharding):
     @property
     def reshards(self) -> bool:
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp1(Fsdp):
+    """PyTorch's FullyShardedDataParallel: each layer and the root a flat parameter (torch/distributed/fsdp/).
+
+    Attributes:
+        reshard: `always`, or `default`, is FULL_SHARD, `never` SHARD_GRAD_OP. replicas: of HYBRID_SHARD.
+        accumulate_unsharded: `no_sync()` around all micro-batches but the last.
+        backward_prefetch, forward_prefetch: as its arguments say. Its `limit_all_gathers` and `use_orig_params` change
+            nothing here: the host frees and allocates in the same order, and the flat parameter is the same.
+    """
+
+    backward_prefetch: BackwardPrefetch = "pre"
+    forward_prefetch: bool = False
+
+    @property
+    def settings(self) -> dict[str, str]:
+        own = ("backward_prefetch", "forward_prefetch")
+        return {**_FSDP_SETTINGS, **{name: name for name in own}}
+
+    def check_base(self, base: QuantisedBase, recipe: str) -> None:
+        wrong = f"recipe {recipe} is not planned with a quantised base"
+        raise InputError(wrong, where="--recipe", allowed="fsdp, qlora-fsdp")
+
+
+_FSDP_SETTINGS = {
+    "reshard": "reshard",
+    "replicas": "replicas",
+    "grad_sync": "accumulate_unsharded",
+    "reduce_dtype": "reduce",
+}
 
 
 def _group(ranks: int, parts: int, what: str) -> int:

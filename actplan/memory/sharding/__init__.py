@@ -9,10 +9,11 @@ from typing import Any
 
 from ...training.mesh import Mesh
 from ...training.recipes import Recipe
-from ...training.sharding import Ddp, Fsdp, MegatronDdp, Sharding, Zero
+from ...training.sharding import Ddp, Fsdp, Fsdp1, MegatronDdp, Sharding, Zero
 from .base import Further, Strategy
 from .ddp import DdpStrategy
 from .fsdp import FsdpStrategy
+from .fsdp1 import Fsdp1Strategy
 from .megatron import MegatronStrategy
 from .zero import ZeroStrategy
 
@@ -20,6 +21,7 @@ STRATEGIES: dict[type[Sharding], type[Strategy[Any]]] = {
     Ddp: DdpStrategy,
     Zero: ZeroStrategy,
     Fsdp: FsdpStrategy,
+    Fsdp1: Fsdp1Strategy,
     MegatronDdp: MegatronStrategy,
 }
 

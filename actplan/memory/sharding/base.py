@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from ...basics.allocator import rounded
 from ...basics.units import FP32, DType
@@ -42,6 +42,7 @@ class Strategy(Generic[Kind]):
         divides: whether it is a way to divide states; DDP is not.
         whole_below: values under which a parameter stays whole where weights are divided.
         loads_whole: whether a quantised base is on each rank before it is divided.
+        pipelines: whose pipeline runs the stages: Megatron-Core's or torch.distributed.pipelining.
         gathered_lines: names of the lines of `communication` that are gathered weights. reduction_lines: of those that
             gradients are reduced in.
     """
@@ -53,6 +54,7 @@ class Strategy(Generic[Kind]):
     divides: bool = True
     whole_below: int = 0
     loads_whole: bool = False
+    pipelines: Literal["megatron", "torch"] = "megatron"
     gathered_lines: tuple[str, ...] = ()
     reduction_lines: tuple[str, ...] = ()
 

@@ -24,10 +24,15 @@ class DdpStrategy(Strategy[Ddp]):
     alone = True
     own_types = True
     divides = False
+    pipelines = "torch"
 
     @property
     def gradients_stay(self) -> bool:
-        return super().gradients_stay or (self.sharding.bucket_view and self.mesh.data_ranks > 1)
+        """A pipeline's gradients appear with the first backward of each chunk (`memory.pipeline_torch`)."""
+        viewed = self.sharding.bucket_view and self.mesh.data_ranks > 1
+        if self.mesh.pp > 1:
+            return viewed or self.recipe.buffered or self.recipe.zeroed
+        return super().gradients_stay or viewed
 
     def piece(self, p: Parameter) -> Piece:
         """DTensor's gradient of a lookup table whose rows are divided is whole on each rank (torch/distributed/tensor/

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 
 from ...basics.allocator import rounded
@@ -16,7 +17,7 @@ from ...training.sharding import Fsdp
 from ..growth import Added, Growth, Point, Sizes, highest_of
 from ..lines import DURING_BACKWARD, GATHERED, MOMENTS, Line, Moment, Phase, Pool
 from ..shards import Piece
-from ..units import Unit
+from ..units import Unit, tied_embedding
 from .base import Strategy
 from .gathering import Gathering, Group, Held
 
@@ -34,8 +35,9 @@ class FsdpStrategy(Strategy[Fsdp]):
 
     alone = True
     pools_gradients = True
-    gathered_lines = ("gathered root", "gathered layers", "all-gather buffer")
-    reduction_lines = ("reduce-scatter buffers", "root's reduce-scatter buffer", "all-reduce buffer")
+    pipelines = "torch"
+    gathered_lines: tuple[str, ...] = ("gathered root", "gathered layers", "all-gather buffer")
+    reduction_lines: tuple[str, ...] = ("reduce-scatter buffers", "root's reduce-scatter buffer", "all-reduce buffer")
 
     def values(self, p: Parameter, ranks: int) -> int:
         return first_dimension_shard(p.shape, ranks)
@@ -97,9 +99,16 @@ class FsdpStrategy(Strategy[Fsdp]):
             if id(unit.parameters) not in known:
                 known[id(unit.parameters)] = self.group([unit])
         groups = [known[id(unit.parameters)] for unit in units]
-        root = self.group([unit for unit in units if unit.kind != "layer"])
-        beside = sum(line.nbytes for line in self._reduction_extras(units))
-        return Gathering(units, groups, root, beside, reshard=self.sharding.reshard)
+        ends = [unit for unit in units if unit.kind != "layer"]
+        apart = self.sharding.units != "root" and not self._is_tied(ends)
+        root = Group() if apart else self.group(ends)
+        return Gathering(units, groups, root, self.sharding, ranks=self.divisors.parameters, apart=apart)
+
+    @staticmethod
+    def _is_tied(ends: Sequence[Unit]) -> bool:
+        """Whether the head has no output projection of its own: what is tied is one unit."""
+        kinds = {unit.kind for unit in ends}
+        return kinds == {"embedding", "head"} and tied_embedding(ends) is not None
 
     def communication(self, units: Sequence[Unit]) -> list[Line]:
         """List what of each is held at most."""
@@ -108,7 +117,8 @@ class FsdpStrategy(Strategy[Fsdp]):
         last = each[-1] if each else Group()
         largest = max((one.gathered for one in each), default=0)
         flat = max((one.flat for one in each), default=0)
-        never, default = self.sharding.reshard == "never", self.sharding.reshard == "default"
+        never = self.sharding.reshard == "never"
+        default = self.sharding.reshard == "default" and self.sharding.units == "root"
         reason = "embedding, final norm and head: the root unit is not freed after its forward"
         lines = [_line("gathered root", held.root.gathered, reason, GATHERED)]
         if never:
@@ -130,22 +140,39 @@ class FsdpStrategy(Strategy[Fsdp]):
         lines.append(_line("reduce-scatter buffers", reduced, reason, DURING_BACKWARD, "layers"))
         reason = "the root's reduce-scatter input, when backward is through"
         lines.append(_line("root's reduce-scatter buffer", held.root.reduced, reason, DURING_BACKWARD, "end"))
-        return [*lines, *self._reduction_extras(units)]
+        return [*lines, *self._waiting_lines(units)]
 
-    def _reduction_extras(self, units: Sequence[Unit]) -> list[Line]:
-        """Gradients that are not reduced yet, and the all-reduce between replicas."""
+    @property
+    def gradients_stay(self) -> bool:
+        """Shards of gradients are made by the last micro-batch alone, where only that one is reduced."""
+        return (self.recipe.buffered or self.recipe.zeroed) if self.unreduced else super().gradients_stay
+
+    @property
+    def unreduced(self) -> bool:
+        """Whether whole gradients wait for the last micro-batch."""
+        return self.sharding.accumulate_unsharded and self.recipe.accumulation_steps > 1
+
+    def accumulated_whole(self, p: Parameter) -> int:
+        """Count the bytes of one parameter's gradient that is not reduced yet, in the type it is reduced in."""
+        return rounded(p.numel * self.sharding.reduce.itemsize) if p.trainable else 0
+
+    def _waiting_lines(self, units: Sequence[Unit]) -> list[Line]:
+        """Gradients that are not reduced yet, and what is all-reduced between replicas."""
         lines = []
-        trained = [sum(p.numel for p in unit.parameters if p.trainable) for unit in units]
-        if self.sharding.accumulate_unsharded and self.recipe.accumulation_steps > 1:
-            whole = sum(trained) * self.recipe.gradients.itemsize
+        if self.unreduced:
+            whole = sum(self.accumulated_whole(p) for unit in units for p in unit.parameters)
             reason = "whole gradients of micro-batches that are not reduced (set_requires_gradient_sync(False))"
             lines.append(_line("unreduced gradients", whole, reason, GATHERED))
-        layers = [size for size, unit in zip(trained, units, strict=True) if unit.kind == "layer"]
-        if self.sharding.replicas > 1 and layers:
-            shard = -(-max(layers) * self.sharding.reduce.itemsize * self.sharding.replicas // self.mesh.data_ranks)
-            reason = "HSDP: the all-reduce of one layer's shard, held while the next is reduced"
-            lines.append(_line("all-reduce buffer", shard, reason, DURING_BACKWARD, "layers", "end"))
+        reduced = self.all_reduced(self.group(units))
+        reason = "HSDP: the shards that replicas sum up, held until backward is through (AllReduceState)"
+        lines.append(_line("all-reduce buffer", reduced, reason, DURING_BACKWARD, "layers", "end"))
         return lines
+
+    def all_reduced(self, group: Group) -> int:
+        """Count the bytes of a unit's reduced shards that are held to the end of backward beside the gradients: where
+        replicas sum them up, and gradients are another tensor."""
+        other = self.recipe.gradients != self.sharding.reduce or self.gradients_stay
+        return group.reduced // self.divisors.parameters if self.sharding.replicas > 1 and other else 0
 
     def pools(self, units: Sequence[Unit], gradients: int) -> tuple[Pool, ...]:
         """List what FSDP's streams have allocated at most.
@@ -207,8 +234,8 @@ def _line(name: str, nbytes: int, reason: str, phases: frozenset[Phase], *moment
 
 
 class FsdpGrowth(Growth):
-    """Units that are gathered, and whole gradients until they are reduced: each layer's when its backward is through,
-    the root's (embedding, final norm, head) when all is."""
+    """Units that are gathered, and whole gradients until they are reduced: each unit's when its backward is through,
+    of what begins the model when all is."""
 
     def __init__(self, of: Sizes, fsdp: FsdpStrategy, profiles: Sequence[LayerProfile], units: Sequence[Unit]) -> None:
         """Take a chunk's stages and their units.
@@ -219,15 +246,24 @@ class FsdpGrowth(Growth):
         super().__init__(of)
         self.fsdp, self.units = fsdp, units
         self.gathering = fsdp.gathering(units)
-        roots = [one for one, unit in zip(profiles, units, strict=True) if unit.kind != "layer"]
-        self.root_whole = sum(sum(self.sizes(one.ascent)) + self.formed(one) for one in roots)
+        last = [one for i, one in enumerate(profiles) if not self.gathering.closes(i)]
+        self.root_whole = sum(sum(self.sizes(one.ascent)) + self.formed(one) for one in last)
         # a tied embedding's first gradient, which the head leaves waiting for the second
         self.waiting = profiles[-1].stage.g - profiles[-1].owed if units[0].kind == "embedding" else 0
+        whole = [sum(map(fsdp.accumulated_whole, unit.parameters)) if fsdp.unreduced else 0 for unit in units]
+        late = [0 if self.gathering.closes(i) else size for i, size in enumerate(whole)]
+        behind = list(accumulate(reversed(late), initial=0))[::-1]
+        # before unit i: what it and those before it have waiting, and what is reduced last
+        self.unreduced = [sum(whole[:i]) + behind[i] for i in range(len(units) + 1)]
+        self.converted = whole
 
     def left(self, i: int, profile: LayerProfile) -> int:
-        if self.units[i].kind != "layer":
+        if not self.gathering.closes(i):
             return sum(self.sizes(profile.ascent))
-        return 0 if self.kept or self.recipe.optimizer_in_backward else self.gathering.groups[i].shard
+        if self.recipe.optimizer_in_backward:
+            return 0
+        group = self.gathering.groups[i]
+        return (0 if self.kept else group.shard) + self.fsdp.all_reduced(group)
 
     def formed(self, profile: LayerProfile) -> int:
         return sum(self.fsdp.whole_gradient(p) for p in profile.formed)
@@ -236,41 +272,60 @@ class FsdpGrowth(Growth):
         return i
 
     def is_pooled(self, i: int) -> bool:
-        return self.units[i].kind == "layer"
+        return self.gathering.closes(i)
 
     def sizes(self, ascent: Ascent) -> list[int]:
         return [self.fsdp.whole_gradient(p) for p in ascent.gradients]
 
     def forward(self, i: int) -> Added:
-        return _held(self.gathering.forward(i))
+        return _held(self.gathering.forward(i), beside=self.unreduced[-1])
 
     def beginning(self, i: int) -> Added:
-        return _held(self.gathering.opening(i))
+        opening = self.gathering.opening(i)
+        return _held(opening, beside=self.unreduced[-1] if opening.nbytes else 0)
 
     def highest(self, i: int, transient: int, ascent: Ascent) -> Point:
         held = self.gathering.backward(i)
         more, gradients = ascent.beside(self.sizes(ascent))
-        return Point(transient + more + held.nbytes, _held(held, gradients))
+        beside = self.unreduced[i + 1]
+        return Point(transient + more + held.nbytes + beside, _held(held, gradients, beside=beside))
 
     def backward(self, i: int, stage: Stage, transient: int, ascent: Ascent, above: int) -> Point:
         points, whole = [self.highest(i, transient, ascent)], sum(self.sizes(ascent))
-        layer = self.units[i].kind == "layer"
+        closes, beside = self.gathering.closes(i), self.unreduced[i + 1]
         live, own, left = stage.x - above, self.gathering.groups[i], whole
-        if layer:
+        if closes:
             closing = self.gathering.closing(i)
-            points.append(_at(live, whole, closing))
-            points.append(_at(live, own.shard, closing, pooled=own.shard, workspace=self.stepping(ascent)))
-            left = 0 if self.kept else own.shard
-        root, end = self.gathering.root, self.gathering.end()
-        if i == 0 and root.reduced:
-            rest = self.root_whole - (0 if layer else whole)
-            live -= self.waiting
-            points.append(_at(live, left, end))
-            kept = 0 if self.recipe.buffered else root.last
+            # gradients that were not reduced before take the new ones up, and are what is reduced
+            grads = 0 if self.fsdp.unreduced else whole
+            points.append(_at(live, grads, closing, beside=beside))
+            reduced = own.shard + self.fsdp.all_reduced(own)
             step = self.stepping(ascent)
-            reduced = (left if layer else 0) + kept + root.shard - rest
-            points.append(_at(live, reduced, end, pooled=root.shard, workspace=step))
+            points.append(_at(live, reduced, closing, pooled=reduced, workspace=step, beside=self.unreduced[i]))
+            left = (0 if self.kept else own.shard) + self.fsdp.all_reduced(own)
+        ending, end = self.gathering.ending, self.gathering.end()
+        if i == 0 and ending.reduced:
+            rest = self.root_whole - (0 if closes else whole)
+            live -= self.waiting
+            points.append(_at(live, left, end, beside=beside))
+            kept = 0 if self.recipe.buffered else ending.last
+            step = self.stepping(ascent)
+            reduced = (left if closes else 0) + kept + ending.shard - rest
+            points.append(_at(live, reduced, end, pooled=ending.shard, workspace=step))
+        if i == 0 and self.fsdp.sharding.keep_gathered and self.fsdp.unreduced:
+            points.append(self._unreduced_end(live, whole))
         return highest_of(points)
+
+    def _unreduced_end(self, live: int, whole: int) -> Point:
+        """When the first micro-batch is through, whose weights all stay gathered: the last gradients are converted to
+        the type they are reduced in, one after the other (FSDPParam.to_accumulated_grad_if_needed)."""
+        gathering = self.gathering
+        done = sum(size for j, size in enumerate(self.converted) if gathering.closes(j))
+        shards = 0 if self.kept else sum(one.shard for j, one in enumerate(gathering.groups) if gathering.closes(j))
+        last = max((size for j, size in enumerate(self.converted) if not gathering.closes(j)), default=0)
+        gathered = gathering.root.gathered + sum(one.gathered for one in gathering.own)
+        rest = max(0, self.root_whole - whole)
+        return _at(live - rest, self.root_whole + done - shards + last, Held(gathered))
 
     def stepping(self, ascent: Ascent) -> int:
         """The optimizer's temporaries, where it steps on each shard as soon as it is reduced."""
@@ -279,11 +334,11 @@ class FsdpGrowth(Growth):
         return max((self.of.stepped_bytes(p) for p in ascent.gradients), default=0)
 
 
-def _held(held: Held, gradients: int = 0) -> Added:
-    return Added(gradients, held.nbytes, pooled=held.pooled)
+def _held(held: Held, gradients: int = 0, *, beside: int = 0) -> Added:
+    return Added(gradients + beside, held.nbytes, pooled=held.pooled)
 
 
-def _at(live: int, gradients: int, held: Held, *, pooled: int = 0, workspace: int = 0) -> Point:
-    """A point with this alive beside the gradients and what is held."""
-    added = Added(gradients, held.nbytes, workspace, held.pooled + pooled)
+def _at(live: int, gradients: int, held: Held, *, pooled: int = 0, workspace: int = 0, beside: int = 0) -> Point:
+    """A point with this alive beside the gradients and what is held; `beside`: gradients that are not reduced yet."""
+    added = Added(gradients + beside, held.nbytes, workspace, held.pooled + pooled)
     return Point(live + added.total, added)

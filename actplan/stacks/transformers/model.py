@@ -47,7 +47,7 @@ def walk(
         run = replace(run, input_require_grads=bool(segments) and not run.trains_all)
     result = Walk(tape, [StageTrace() for _ in range(model.num_layers + 2)])
     stepper = Stepper(tape, result.stages)
-    tape.device, tape.postpones = run.device, run.split_backward
+    tape.device, tape.postpones, tape.keeps_graph = run.device, run.split_backward, run.keeps_graph
     tape.trains = trains(run)
     copies = frozenset(run.adapters.modules_to_save if run.adapters else ())
     names = names_of(model.naming)
