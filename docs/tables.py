@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from actplan.basics.units import BF16, FP32, DType
+from actplan.model.families import LINEAGES, READERS, WRAPPERS
 from actplan.notes.registry import NOTES
 from actplan.report import Report
 from actplan.report.validation import Validation
@@ -125,6 +126,27 @@ def losses() -> str:
     """What each loss does, and whose code it is."""
     rows = [(f"`{name}`", kind.what, kind.source or "–") for name, kind in LOSSES.items()]
     return table(("`--loss`", "what runs", "source"), rows)
+
+
+def families() -> str:
+    """Which model types are read, one lineage a row, and which wrappers' towers are counted."""
+    rows = []
+    for lineage in LINEAGES:
+        first = " ".join((lineage.__doc__ or "").partition("\n\n")[0].split())
+        read = [name for name, reader in READERS.items() if _lineage_of(reader) == lineage.__name__]
+        rows.append(
+            (first.rstrip(".").removesuffix(" Defaults and sources as in `registry`").rstrip("."), _listed(read))
+        )
+    rows.append(("Wrappers of text models, whose towers are counted", _listed(WRAPPERS)))
+    return table(("lineage", "`model_type`"), rows)
+
+
+def _lineage_of(reader: object) -> str:
+    return str(getattr(getattr(reader, "base", reader), "__module__", ""))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------
@@ -241,6 +263,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "recipes": recipes,
     "optimizers": optimizers,
     "losses": losses,
+    "families": families,
     "megatron": megatron,
     "json-keys": json_keys,
     "validation-keys": lambda: json_keys(Validation),

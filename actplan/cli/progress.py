@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -27,6 +28,20 @@ def shown(items: Iterable[T], total: int) -> Iterator[T]:
     else:
         return
     yield from _with_bar(source, done, total)
+
+
+@contextmanager
+def spoken() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being done, replaced by the next and gone at the end; none where stderr is
+    no terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    with console.status("") as status:
+        yield status.update
 
 
 def _with_bar(source: Iterator[T], done: int, total: int) -> Iterator[T]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -21,6 +22,7 @@ from .options import RunOptions
 from .output import OutputOptions
 
 if TYPE_CHECKING:
+    from ..profile.ledger_file import Ledger
     from ..trace import TraceOptions
 
 MAX_SHOWN = 20
@@ -80,35 +82,27 @@ def command(
     source = python or _path(model)
     settings = run.run(None)
     options = dataclasses.replace(_options(settings, run, autocast, _num_layers(model)), image_tokens=images)
-    with _in_words(python):
-        if whole or not isinstance(settings.checkpoint, NoCheckpoint):
-            return _traced(source, options, output)
-        return _fitted(source, options, settings, output)
+    if whole or not isinstance(settings.checkpoint, NoCheckpoint):
+        return _traced(source, options, output, python)
+    return _fitted(source, options, settings, output, python)
 
 
 @contextmanager
 def _in_words(python: str | None) -> Iterator[None]:
-    """What the framework's own code raises, for a configuration that it cannot build or run, as InputError; a function
-    of the user's, and our own code, show where they failed."""
+    """What the user's function, or the framework for a configuration that it cannot build or run, raises, as InputError
+    with the line of the user's code. What the model prints goes to stderr."""
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except ActplanError:
         raise
     except Exception as error:
-        if python is not None or not _is_framework(error):
+        from .mistakes import explained
+
+        said = explained(error, where="--model" if python is None else "--python", python=python is not None)
+        if said is None:
             raise
-        words = " ".join(str(error).split())[:300]
-        said = f"Transformers cannot build or run it: {type(error).__name__}: {words}"
-        raise InputError(said, where="--model") from error
-
-
-def _is_framework(error: BaseException) -> bool:
-    """Whether it was raised in torch or Transformers."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
-    return name.partition(".")[0] in ("torch", "transformers", "huggingface_hub")
+        raise said from error
 
 
 def _path(model: ModelOptions) -> str:
@@ -150,15 +144,19 @@ def _options(settings: Run, run: RunOptions, autocast: str | None, num_layers: i
     )
 
 
-def _fitted(source: str, options: TraceOptions, settings: Run, output: OutputOptions) -> int:
+def _fitted(source: str, options: TraceOptions, settings: Run, output: OutputOptions, python: str | None) -> int:
     """Few layers and lengths; written as a ledger where a file is named, else shown at the run's size."""
-    from ..trace import fit_ledger
+    from .progress import spoken
 
-    ledger = fit_ledger(source, options)
+    with _in_words(python), spoken() as say:
+        from ..trace import fit_ledger
+
+        ledger = fit_ledger(source, options, say=say)
     if output.output is not None and output.output.endswith((".yaml", ".yml")):
         from ..profile.ledger_file import write_ledger
 
         write_ledger(ledger, output.output)
+        _say_written(ledger, output.output)
         return 0
     from ..traced import TracedModel
     from .estimate import show
@@ -166,12 +164,25 @@ def _fitted(source: str, options: TraceOptions, settings: Run, output: OutputOpt
     return show(TracedModel(ledger, source), settings, Setup(), output)
 
 
-def _traced(source: str, options: TraceOptions, output: OutputOptions) -> int:
-    """The whole model, as it is, at this size."""
-    from ..trace import trace_model
-    from ..trace import views as view
+def _say_written(ledger: Ledger, path: str) -> None:
+    """The last line: what is in the file, and what reads it."""
+    spans = [span for span in ledger.pattern if ledger.stages[span.stage].role == "layer"]
+    layers, kinds = sum(span.count for span in spans), len({span.stage for span in spans})
+    what = f"{ledger.num_parameters:,} parameters, {layers} layers of {kinds} kind{'s' * (kinds != 1)}"
+    print(f"actplan: written {path}: {what}; read by `actplan estimate --ledger {path}`", file=sys.stderr)
 
-    report = view.report(trace_model(source, options), options)
+
+def _traced(source: str, options: TraceOptions, output: OutputOptions, python: str | None) -> int:
+    """The whole model, as it is, at this size."""
+    from ..trace import views as view
+    from .progress import spoken
+
+    with _in_words(python), spoken() as say:
+        from ..trace import trace_model
+
+        say(f"tracing {source} at batch {options.batch}, length {options.seq}")
+        traced = trace_model(source, options)
+    report = view.report(traced, options)
     output.emit(report, lambda: view.blocks(report), lambda: view.sheet(report))
     return 0
 

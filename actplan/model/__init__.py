@@ -25,6 +25,7 @@ from .parts import (
     NormType,
     Residual,
     Rope,
+    ShortConvolution,
     Spec,
 )
 from .quantised import QuantisedBase, Quantization
@@ -54,5 +55,6 @@ __all__ = [
     "Quantization",
     "Residual",
     "Rope",
+    "ShortConvolution",
     "Spec",
 ]

@@ -31,7 +31,7 @@ class Rope(Spec, frozen=True):
     half_fp32, by tables kept in fp32 (OLMo 2); half_tables, by tables half as wide (gpt-oss); interleaved,
     neighbours turn, by tables that each layer repeats (GLM); interleaved_whole, so, and nothing is joined (Helium);
     interleaved_fp32, neighbours in fp32 (Cohere); interleaved_fp32_tables, so by tables that each layer repeats
-    (ERNIE 4.5).
+    (ERNIE 4.5); interleaved_tokens, neighbours before heads come first, by the halves of one table (GPT-J).
     local: sliding layers have a table of their own (Gemma 3's rope_local_base_freq).
     """
 
@@ -39,7 +39,7 @@ class Rope(Spec, frozen=True):
     fraction: float = 1.0
     style: Literal[
         "half", "half_part", "half_held", "half_fp32", "half_tables", "interleaved", "interleaved_whole",
-        "interleaved_fp32", "interleaved_fp32_tables",
+        "interleaved_fp32", "interleaved_fp32_tables", "interleaved_tokens",
     ] = "half"  # fmt: skip
     local: bool = False
 
@@ -55,7 +55,8 @@ class Attention(Spec, frozen=True, tag_field="type", tag="attention"):
     [B, H, T, D] (Gemma 3), turned_heads: so, and after the rotary embedding (HunYuan), projection: over the whole
     width (OLMo 2).
     rope: False leaves the positions out (SmolLM3). softcap: Gemma 2's tanh on the scores, where the kernel shows.
-    eager_softmax: fp32; model, in the model's type (GPT-2); in_place, so and on scores scaled in place (Falcon).
+    eager_softmax: fp32; model, in the model's type (GPT-2); in_place, so and on scores scaled in place (Falcon);
+    fp32_scores, the scores too (GPT-J).
     scaled_query, scaled_key: queries (OPT) or keys (Falcon-H1) are scaled by an op of their own. positioned_query:
     queries are scaled by a number for each position (Ministral 3, `llama_4_scaling_beta`).
     sinks: a learned logit for each head that takes up attention and gives nothing (gpt-oss).
@@ -72,7 +73,7 @@ class Attention(Spec, frozen=True, tag_field="type", tag="attention"):
     qkv_layout: Literal["slices", "split", "heads", "groups"] = "slices"
     qk_norm_on: Literal["heads", "transposed_heads", "turned_heads", "projection"] = "heads"
     softcap: bool = False
-    eager_softmax: Literal["fp32", "model", "in_place"] = "fp32"
+    eager_softmax: Literal["fp32", "model", "in_place", "fp32_scores"] = "fp32"
     scaled_query: bool = False
     scaled_key: bool = False
     positioned_query: bool = False
@@ -102,6 +103,9 @@ class LatentAttention(Spec, frozen=True, tag_field="type", tag="latent_attention
 
     q_lora_rank: the width of the queries' own latent, None for one projection. rope_interleave: neighbouring
     dimensions turn, not halves. bias: on the projections into the latents and on the output.
+    index_topk: of sparse attention (DeepSeek-V3.2): an indexer of `index_n_heads` heads of `index_head_dim` scores all
+    keys for each query, without a gradient, and keeps so many; in its heads neighbours turn with `index_interleave`,
+    else halves. index_returned: the model's loop holds the indices (GLM-5).
     """
 
     num_attention_heads: int
@@ -112,6 +116,11 @@ class LatentAttention(Spec, frozen=True, tag_field="type", tag="latent_attention
     q_lora_rank: int | None = None
     rope_interleave: bool = True
     bias: bool = False
+    index_topk: int | None = None
+    index_n_heads: int = 64
+    index_head_dim: int = 128
+    index_interleave: bool = False
+    index_returned: bool = False
     dropout: float = 0.0
 
 
@@ -134,7 +143,14 @@ class Mamba2(Spec, frozen=True, tag_field="type", tag="mamba2"):
     scaled: bool = False
 
 
-Mixer = Union[Attention, GatedDeltaNet, LatentAttention, Mamba2, None]  # noqa: UP007  (msgspec reads it at run time on 3.10)
+class ShortConvolution(Spec, frozen=True, tag_field="type", tag="short_convolution"):
+    """A gated causal convolution over a few tokens (LFM2): out(C · conv(B · x)), B, C and x from one projection."""
+
+    kernel_size: int = 3
+    bias: bool = False
+
+
+Mixer = Union[Attention, GatedDeltaNet, LatentAttention, Mamba2, ShortConvolution, None]  # noqa: UP007  (msgspec reads it at run time on 3.10)
 """None: the layer is its feed-forward network alone (Nemotron-H)."""
 
 
@@ -174,6 +190,8 @@ class Moe(Spec, frozen=True, tag_field="type", tag="moe"):
     expert_gate: silu(gate) * up, or gpt-oss's clamped form. expert_bias, transposed_experts: how the experts' weights
     are stored.
     shared_expert_intermediate_size: a network that every token goes through. shared_expert_gate: a sigmoid on it.
+    gated: False for experts down(act(up(x))), the shared one too, with `activation` (Nemotron 3). latent_size: the
+    width to which tokens are projected before the experts, and from which after them.
     """
 
     num_experts: int
@@ -193,6 +211,9 @@ class Moe(Spec, frozen=True, tag_field="type", tag="moe"):
     transposed_experts: bool = False
     shared_expert_intermediate_size: int | None = None
     shared_expert_gate: bool = False
+    gated: bool = True
+    activation: Activation = "silu"
+    latent_size: int | None = None
 
 
 FeedForward = Union[Mlp, Moe, None]  # noqa: UP007
@@ -205,8 +226,8 @@ class Residual(Spec, frozen=True):
     type: pre_norm, x + f(norm(x)) twice (Llama); pre_norm_held, the same while the first branch's output lives
     on (GPT-2), or all intermediates do (pre_norm_all_held: StableLM); pre_norm_flat, the second branch on
     [B · T, hidden] (OPT); post_norm, x + norm(f(x)) (OLMo 2); sandwich, x + norm(f(norm(x))) (Gemma 2);
-    parallel, x + f(norm(x)) + g(norm(x)) of one norm (Cohere); parallel_two_norms, of a norm for each branch
-    (GPT-NeoX); parallel_in_place, the branches added in place (Falcon);
+    parallel, x + f(norm(x)) + g(norm(x)) of one norm (Cohere); parallel_summed, f(norm(x)) + g(norm(x)) + x (GPT-J);
+    parallel_two_norms, of a norm for each branch (GPT-NeoX); parallel_in_place, the branches added in place (Falcon);
     two_mixers, x + f(norm(x)) + h(norm(x)), then the second branch (Falcon-H1);
     mixer_only, x + f(norm(x)) and no second branch (Mamba 2); pre_norm_returned, pre_norm whose probabilities the
     model's loop holds (Bamba).
@@ -216,8 +237,8 @@ class Residual(Spec, frozen=True):
 
     type: Literal[
         "pre_norm", "pre_norm_held", "pre_norm_all_held", "pre_norm_flat", "post_norm", "sandwich", "parallel",
-        "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only", "pre_norm_returned",
-        "two_mixers",
+        "parallel_summed", "parallel_two_norms", "parallel_in_place", "parallel_in_place_two_norms", "mixer_only",
+        "pre_norm_returned", "two_mixers",
     ] = "pre_norm"  # fmt: skip
     dropout: float = 0.0
     scaled: bool = False

@@ -23,7 +23,7 @@ from .quantised import Quantization
 
 Naming = Literal[
     "llama", "glm4", "starcoder2", "phi", "phi3", "gpt2", "gpt_neox", "opt", "falcon", "mamba2", "bamba", "falcon_h1",
-    "nemotron_h", "granitemoehybrid", "seed_oss", "hunyuan", "apertus",
+    "nemotron_h", "granitemoehybrid", "seed_oss", "hunyuan", "apertus", "lfm2", "gptj",
 ]  # fmt: skip
 LigerModule = Literal["rms_norm", "rms_norm_copy", "rms_norm_in_place", "rope", "swiglu", "geglu", "experts"]
 
@@ -60,6 +60,7 @@ class Model(Spec, frozen=True):
     head: Head = Head()
     tie_word_embeddings: bool = False
     supports_sdpa: bool = True
+    supports_flash: bool = True
     supports_flex: bool = True
     full_mask: bool = False
     naming: Naming = "llama"

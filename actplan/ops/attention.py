@@ -83,7 +83,11 @@ def eager_attention(
     groups = query.shape[1] // key.shape[1]
     key_states = repeat_kv(key, groups)
     value_states = repeat_kv(value, groups)
-    weights = mul_scalar(matmul(query, transpose(key_states, 2, 3)))
+    dtype = query.dtype
+    if spec and spec.eager_softmax == "fp32_scores":
+        weights = mul_scalar(matmul(to(query, FP32), transpose(to(key_states, FP32), 2, 3)))
+    else:
+        weights = mul_scalar(matmul(query, transpose(key_states, 2, 3)))
     if spec and spec.softcap:
         weights = mul_scalar(weights)
         weights = tanh(weights)
@@ -93,7 +97,7 @@ def eager_attention(
     if spec and spec.eager_softmax != "fp32":
         weights = to(softmax(weights), value.dtype)
     else:
-        weights = to(softmax_fp32(weights), query.dtype)
+        weights = to(softmax_fp32(weights), dtype)
     if spec and spec.dropout:
         from .dropout import dropout
 

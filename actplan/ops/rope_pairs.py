@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..autograd.graph import Tensor
 from .elementwise import add, mul, sub
-from .rope import Tables
-from .views import cat, narrow, slice_step, split, unsqueeze
+from .rope import Tables, rotate_pairs
+from .views import cat, narrow, repeat_interleave, slice_step, split, transpose, unsqueeze
 
 
 def _turned(x1: Tensor, x2: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -24,6 +24,23 @@ def rotate_neighbours(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Ten
     return q_embed, k_embed
 
 
+def rotate_pairs_tokens(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """GPT-J's: keys, then queries, [B, T, H, D] before their heads come first; `tables` are sin and cos, halves of one
+    tensor, that each use repeats (models/gptj/modeling_gptj.py)."""
+    key = _turned_first(transpose(k, 1, 2), *tables)
+    query = _turned_first(transpose(q, 1, 2), *tables)
+    return transpose(query, 1, 2), transpose(key, 1, 2)
+
+
+def _turned_first(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    dim = 2 * sin.shape[-1]
+    turned, passed = narrow(x, -1, 0, dim), narrow(x, -1, dim, x.shape[-1] - dim)
+    sin = repeat_interleave(unsqueeze(sin, 2), 2, 3)
+    cos = repeat_interleave(unsqueeze(cos, 2), 2, 3)
+    turned = add(mul(turned, cos), mul(rotate_pairs(turned), sin))
+    return cat((turned, passed), -1)
+
+
 def rotate_halves(q: Tensor, k: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """gpt-oss's: the halves of each head turn, tables are made half as wide
     (models/gpt_oss/modeling_gpt_oss.py, _apply_rotary_emb)."""
@@ -38,4 +55,4 @@ def _half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _turned(first_half, second_half, cos, sin)
 
 
-__all__ = ["rotate_halves", "rotate_neighbours"]
+__all__ = ["rotate_halves", "rotate_neighbours", "rotate_pairs_tokens"]

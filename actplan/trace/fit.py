@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -52,6 +52,7 @@ def fit_ledger(
     lengths: Sequence[int] | None = None,
     batches: Sequence[int] = BATCHES,
     check: Sequence[tuple[int, int]] | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Ledger:
     """Trace `source` at every batch and length given and fit a ledger that holds at any other.
 
@@ -62,10 +63,12 @@ def fit_ledger(
             that loops over its sequence. One between them is added to two.
         batches: 1, 2 and 3, or fewer; batch 1 is fitted on its own.
         check: (batch, length) pairs to compare with traces that the fit has not seen.
+        say: is told what is being done.
     """
     options = replace(options, checkpoint="none", hold_logits=False, aligned=False)
     for whole in (False, True):
         with _Source(source, options, whole=whole) as model:
+            model.say = say
             points, unseen = _sizes(model, lengths, sorted(set(batches)), check)
             first = model.trace(*points[0])  # of no use as a sample: some models exchange their parts in it
             if not whole and _unforeseen(first, model.kinds):
@@ -76,10 +79,28 @@ def fit_ledger(
 
 def _fit(model: _Source, points: list[Point], unseen: list[Point]) -> Ledger:
     samples = {point: model.trace(*point) for point in points}
+    if model.python:
+        _check_grows(samples)
     once, unrun = _once(model, points)
     ledger = _assemble(model, samples, once)
     checked = [_check(ledger, model, point) for point in unseen]
     return _with(ledger, checked=checked, notes=[*ledger.notes, *unrun, *_doubts(ledger, checked)])
+
+
+def _check_grows(samples: Mapping[Point, TraceResult]) -> None:
+    """Refuse a function whose inputs are of one length whatever it is asked for."""
+    grown = [
+        (samples[a].saved_bytes, samples[b].saved_bytes)
+        for a in samples
+        for b in samples
+        if a[0] == b[0] and a[1] < b[1]
+    ]
+    if grown and all(short == long for short, long in grown):
+        raise InputError(
+            "the function's inputs are of one length whatever `seq` is",
+            where="--python",
+            allowed="a function of `batch` and `seq` that makes its inputs of them; --whole traces one size",
+        )
 
 
 def _once(model: _Source, points: list[Point]) -> tuple[dict[Point, Once], list[str]]:
@@ -122,6 +143,7 @@ class _Source:
     def __init__(self, source: Any, options: TraceOptions, *, whole: bool) -> None:
         self.source, self.options, self.whole = source, options, whole
         self.python = build.is_python(source)
+        self.say: Callable[[str], None] = lambda text: None
         self._context: Any = None
         self.built: Any = None
         self.kinds: dict[str, list[str]] = {}
@@ -186,6 +208,7 @@ class _Source:
 
     def trace(self, batch: int, seq: int) -> TraceResult:
         options = self.options.at(batch, seq)
+        self.say(f"tracing batch {batch}, length {seq}")
         if self.python:
             return trace_built(build.build_python(self.source, options), options)
         return trace_built(build.resized(self.built, options), options)

@@ -397,4 +397,4 @@ def _parse_segments(text: str, where: str) -> tuple[Segment, ...]:
 
 
 def _groups(count: int, size: int) -> tuple[Segment, ...]:
-    return tuple((i, min(i + size, count) - 1) for i in range(0, count, size))
+    return tuple((i, min(i + size, count) - 1) for i in range(0, count, max(size, 1)))

@@ -118,7 +118,7 @@ def test_windows() -> None:
         ({"rope": {"type": "yarn"}}, "default, mrope"),
         ({"liger": "rope"}, "liger: "),
         ({"liger": ["layer_norm"]}, "liger[0]"),
-        ({"left_out": [{"name": "x"}]}, "left_out[0].num_parameters: missing"),
+        ({"left_out": [{"num_parameters": 1}]}, "left_out[0].name: missing"),
         ({"num_layers": 5}, "the pattern has 4 layers and num_layers says 5"),
         ({"num_layers": 4.0}, "num_layers: "),
         ({"layers": "4 x full_atention"}, "did you mean 'full_attention'"),

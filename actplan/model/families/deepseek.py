@@ -1,4 +1,4 @@
-"""Readers of DeepSeek-V3's lineage: latent attention, and experts that a sigmoid router chooses in groups.
+"""DeepSeek-V3's lineage: latent attention, a sigmoid router in groups, and V3.2's indexer.
 
 Defaults and sources as in `registry`.
 """
@@ -48,6 +48,62 @@ read_as(
         )
     }
 )
+
+
+@reader("deepseek_v32")
+def deepseek_v32(config: Config) -> Fields:
+    """configuration_deepseek_v32.py: DeepSeek-V3's layers with an indexer in front of attention, 64 heads of 128 that
+    keep 2048 keys when absent; modeling_deepseek_v32.py masks in eager and sdpa, and has no FlashAttention. Liger has
+    no patch for it. The indexer chooses and gets no gradient from the model's loss."""
+    return _indexed(config, {"index_n_heads": 64})
+
+
+@reader("glm_moe_dsa")
+def glm_moe_dsa(config: Config) -> Fields:
+    """configuration_glm_moe_dsa.py (GLM-5): DeepSeek-V3.2's layers with other widths, one group of experts, and an
+    indexer of 32 heads in which neighbours turn, when absent."""
+    frequency = config.get("index_topk_freq")
+    if config.get("index_topk_pattern") is not None or frequency not in (None, 1) or config.get("indexer_types"):
+        kinds = config.get("indexer_types")
+        if not isinstance(kinds, list) or any(kind != "full" for kind in kinds):
+            raise config.refuse("indexer_types", "layers that take another's indices are not modelled")
+    return _indexed(
+        config,
+        {
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "index_n_heads": 32,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        index_interleave=True,
+        index_returned=True,
+    )
+
+
+def _indexed(config: Config, defaults: dict[str, object], **more: object) -> Fields:
+    config = config.renamed({"num_experts": "n_routed_experts"}, defaults)
+    count = num_layers(config)
+    first = config.count("first_k_dense_replace") if "first_k_dense_replace" in config.fields else 3
+    dense = dense_layers(config, count, [i < first for i in range(count)])
+    index = {
+        "index_topk": config.size("index_topk", 2048),
+        "index_n_heads": config.size("index_n_heads", 64),
+        "index_head_dim": config.size("index_head_dim", 128),
+        **more,
+    }
+    fields = {key: value for key, value in deepseek_v3(config).items() if key not in ("kinds", "mlp")}
+    return {
+        **fields,
+        **varied(["latent_attention"] * count, dense=dense),
+        "supports_flash": False,
+        "supports_flex": False,
+        "inputs": {"always_masked": True},
+        "latent_attention": {**latent_attention(config), **index},
+        **({"mlp": mlp(config)} if any(dense) else {}),
+        "liger": [],
+    }
 
 
 def latent_attention(config: Config) -> Fields:

@@ -1,4 +1,7 @@
-"""Readers of further dense families. Defaults and sources as in `registry`."""
+"""Further dense families: OLMo, GLM-4, Granite, Cohere, EXAONE 4, StarCoder 2, Phi-2, StableLM.
+
+Defaults and sources as in `registry`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of Google's families: Gemma, Gemma 2 and Gemma 3.
+"""Gemma, Gemma 2 and Gemma 3: scaled embedding, sandwich norms, soft caps, windows with rope of their own.
 
 Defaults and sources as in `registry`. All three scale the embedding inside its module, keep zero-centered
 norm weights, gate with GELU's tanh form and tie their embeddings.

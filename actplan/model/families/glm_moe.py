@@ -1,6 +1,6 @@
-"""Readers of GLM-4.5's lineage: DeepSeek-V3's experts under grouped queries. Defaults and sources as in `registry`.
+"""GLM-4.5's lineage: DeepSeek-V3's experts under grouped queries.
 
-Liger 0.8.5 has no patch function for any of them.
+Defaults and sources as in `registry`. Liger 0.8.5 has no patch function for any of them.
 """
 
 from __future__ import annotations

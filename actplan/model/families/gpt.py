@@ -1,7 +1,7 @@
-"""Readers of the GPT lineage: GPT-2, GPT-NeoX (Pythia), OPT, Falcon. Defaults and sources as in `registry`.
+"""GPT-2, GPT-J, GPT-NeoX (Pythia), OPT, Falcon.
 
-LayerNorm, biases, no gate in the feed-forward network; dropout is on by default in GPT-2 and OPT. Liger
-patches none of them.
+Defaults and sources as in `registry`. LayerNorm, biases, no gate in the feed-forward network; dropout is on by
+default in GPT-2 and OPT. Liger patches none of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .parts import (
     rotated_part,
     without,
 )
-from .registry import reader
+from .registry import OtherName, read_as, reader
 
 _LAYER_NORM: Fields = {"norm": "layer", "liger": []}
 
@@ -77,6 +77,42 @@ def gpt2(config: Config) -> Fields:
         "inputs": {"positional_mask": True, "viewed_ids": True, "viewed_padding": True},
         "naming": "gpt2",
         "attention": {**_heads(config), "qkv_bias": True, "out_bias": True, **fused},
+        "mlp": _mlp(inner, activation(config, "gelu_new", "activation_function")),
+    }
+
+
+read_as({"gpt-sw3": OtherName(gpt2)})
+
+
+@reader("gptj")
+def gptj(config: Config) -> Fields:
+    """configuration_gptj.py: 64 dimensions of each head rotated when absent, n_inner four times n_embd.
+    modeling_gptj.py: one norm for both branches, no biases in attention, neighbours turn tokens first, eager scores in
+    fp32."""
+    config = config.renamed(
+        {
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_inner": "intermediate_size",
+            "attn_pdrop": "attention_dropout",
+        }
+    )
+    width, dropout = equal_head_dim(config), config.fraction("embd_pdrop", 0.0)
+    turned = config.integer("rotary_dim", absent=64)
+    if turned is None or turned > width:
+        raise config.refuse("rotary_dim", f"not modelled for heads of {width}", "set it to a part of each head")
+    inner = config.size("intermediate_size", 4 * config.required("hidden_size"))
+    return {
+        **frame(config),
+        **_full(config),
+        **_LAYER_NORM,
+        **_branches("parallel_summed", config.fraction("resid_pdrop", 0.0)),
+        **({"embedding": {"dropout": dropout}} if dropout else {}),
+        "rope": {"fraction": turned / width, "style": "interleaved_tokens"},
+        "head": {"bias": True},
+        "naming": "gptj",
+        "attention": {**_heads(config), "eager_softmax": "fp32_scores"},
         "mlp": _mlp(inner, activation(config, "gelu_new", "activation_function")),
     }
 

@@ -1,4 +1,7 @@
-"""Readers of Llama, Mistral, Phi-3, SmolLM3 and Qwen. Defaults and sources as in `registry`."""
+"""Llama, Mistral, Phi-3, SmolLM3 and Qwen 2 to 3.5.
+
+Defaults and sources as in `registry`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of families that have Llama's layers with other defaults, names, biases, norms or activations.
+"""Llama's layers with other defaults, names, biases, norms or activations.
 
 Defaults and sources as in `registry`.
 """
@@ -277,3 +277,46 @@ def qwen3_vl_text(config: Config) -> Fields:
         "mlp": mlp(config),
         "liger": ["rms_norm", "rope"],
     }
+
+
+@reader("lfm2")
+def lfm2(config: Config) -> Fields:
+    """configuration_lfm2.py: a gated short convolution of 3 tokens, or attention where `layer_types` or
+    `full_attn_idxs` says so (everywhere when absent); tied embeddings. modeling_lfm2.py, Lfm2MLP: two thirds of
+    `intermediate_size`, rounded up, with `block_auto_adjust_ff_dim`."""
+    config = config.renamed({"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"})
+    count, listed = num_layers(config), config.get("full_attn_idxs")
+    names = {"conv": "short_convolution", "full_attention": "full_attention"}
+    attends = listed if isinstance(listed, list) else range(count)
+    kinds = layer_types(config, count, names)
+    kinds = kinds or ["full_attention" if i in attends else "short_convolution" for i in range(count)]
+    return {
+        **frame(config, tied=True),
+        **layers(kinds),
+        "naming": "lfm2",
+        "attention": {
+            **attention(config, key_value_heads=8, head_dim=derived_head_dim(config)),
+            "dropout": 0.0,
+            "qk_norm": True,
+        },
+        "short_convolution": {
+            "kernel_size": config.size("conv_L_cache", 3),
+            **({"bias": True} if config.flag("conv_bias", False) else {}),
+        },
+        "mlp": {"intermediate_size": _lfm2_width(config)},
+        **_UNPATCHED,
+    }
+
+
+def _lfm2_width(config: Config) -> int:
+    width = config.required("intermediate_size")
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return width
+    width = 2 * width // 3
+    factor = config.get("block_ffn_dim_multiplier") if "block_ffn_dim_multiplier" in config.fields else 1.0
+    if factor is None:
+        return width
+    if not isinstance(factor, int | float) or isinstance(factor, bool) or factor <= 0:
+        raise config.refuse("block_ffn_dim_multiplier", "not a positive number")
+    multiple = config.size("block_multiple_of", 256)
+    return multiple * -(-int(factor * width) // multiple)

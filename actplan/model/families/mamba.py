@@ -1,11 +1,14 @@
-"""Transformers' configuration classes of state-space models; see `registry` for the rules that readers
-follow."""
+"""State spaces: Mamba 2, Bamba, Granite 4, Falcon-H1, Nemotron-H and Nemotron 3.
+
+Defaults and sources as in `registry`.
+"""
 
 from __future__ import annotations
 
 from ...basics.errors import InputError
 from ..reading.hf_config import Config
 from ..reading.pattern import MAX_LAYERS
+from .deepseek import grouped_moe
 from .parts import (
     Fields,
     activation,
@@ -18,6 +21,7 @@ from .parts import (
     mlp,
     num_layers,
     trunk,
+    without,
 )
 from .registry import reader
 
@@ -160,24 +164,24 @@ def falcon_h1(config: Config) -> Fields:
     }
 
 
-NEMOTRON_LAYERS = {"M": "mamba2", "*": "full_attention", "-": "mlp_only", "E": "moe"}
+NEMOTRON_LAYERS = {"M": "mamba2", "*": "full_attention", "-": "mlp_only", "E": "moe_only"}
 """`hybrid_override_pattern`."""
 
 
 @reader("nemotron_h")
 def nemotron_h(config: Config) -> Fields:
     """configuration_nemotron_h.py: layers of one branch each, Mamba 2, attention without positions, or a feed-forward
-    network without a gate, as `hybrid_override_pattern` or `layers_block_type` says; heads of 128, relu²; a
-    tied embedding is not read. Liger has no
-    patch for it."""
+    network or experts without a gate, as `hybrid_override_pattern` or `layers_block_type` says; heads of 128, relu²; a
+    tied embedding is not read. Liger has no patch for it."""
     if config.get("num_nextn_predict_layers"):
         raise config.refuse("num_nextn_predict_layers", "its multi-token prediction is not modelled", "set it to 0")
+    kinds, act = _nemotron_layers(config), activation(config, "relu2", "mlp_hidden_act")
     return {
         **frame(config),
         "tie_word_embeddings": False,
         "norm": "rms_fp32_weight",
         "head": {"fp32": True},
-        **layers(_nemotron_layers(config)),
+        **layers(kinds),
         "residual": {"type": "mixer_only"},
         "naming": "nemotron_h",
         "attention": {
@@ -194,27 +198,37 @@ def nemotron_h(config: Config) -> Fields:
             **({"use_bias": True} if config.flag("use_bias", False) else {}),
             **({} if config.flag("mamba_conv_bias", config.flag("use_conv_bias", True)) else {"use_conv_bias": False}),
         },
-        "mlp": {
-            **mlp(config, bias=config.flag("mlp_bias", False)),
-            "gated": False,
-            **activation(config, "relu2", "mlp_hidden_act"),
-        },
+        "mlp": {**mlp(config, bias=config.flag("mlp_bias", False)), "gated": False, **act},
+        **({"moe": {**_nemotron_experts(config), **act}} if "moe_only" in kinds else {}),
         "liger": [],
+    }
+
+
+def _nemotron_experts(config: Config) -> Fields:
+    """DeepSeek-V3's router in front of experts without a gate, and one shared; `moe_latent_size` narrows what goes into
+    the experts."""
+    without(config, "mlp_bias", "biases around experts are not modelled")
+    latent = config.integer("moe_latent_size", absent=None)
+    return {
+        **grouped_moe(config, experts=8, width=7688, groups=1, chosen_groups=1),
+        "num_experts_per_tok": config.size("num_experts_per_tok", 2),
+        "shared_expert_intermediate_size": config.size("moe_shared_expert_intermediate_size", 7688),
+        "gated": False,
+        **({} if latent is None else {"latent_size": latent}),
     }
 
 
 def _nemotron_layers(config: Config) -> list[str]:
     """The layers' kinds; `num_hidden_layers` keeps the first of a pattern."""
     names = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": "full_attention", "mlp": "mlp_only"}
-    names |= {"full_attention": "full_attention", "moe": "moe", **NEMOTRON_LAYERS}
+    names |= {"full_attention": "full_attention", "moe": "moe_only", **NEMOTRON_LAYERS}
     listed = config.get("layers_block_type") or config.get("hybrid_override_pattern")
     if not isinstance(listed, (list, str)) or not listed or len(listed) > MAX_LAYERS:
-        raise InputError("missing", where=config.path("hybrid_override_pattern"), allowed="M, * and -, one a layer")
+        raise InputError("missing", where=config.path("hybrid_override_pattern"), allowed="M, *, - and E, one a layer")
     for i, word in enumerate(listed):
-        if word not in names or names[word] == "moe":
-            what = "mixtures of experts are not modelled here" if word in names else "is no kind of layer"
+        if word not in names:
             where = config.path(f"hybrid_override_pattern[{i}]")
-            raise InputError(f"{str(word)[:40]}: {what}", where=where, allowed="M, * and -")
+            raise InputError(f"{str(word)[:40]}: is no kind of layer", where=where, allowed="M, *, - and E")
     return [names[word] for word in listed]
 
 

@@ -1,8 +1,7 @@
-"""Transformers' configuration classes of mixtures of experts; see `registry` for the rules that readers
-follow.
+"""Mixtures of experts: Mixtral, Qwen 3 and 3.5, gpt-oss.
 
-Liger's lists are those of an existing model (`_apply_liger_kernel_to_instance`, as Transformers' Trainer
-calls it), where shared experts are replaced too.
+Defaults and sources as in `registry`. Liger's lists are those of an existing model
+(`_apply_liger_kernel_to_instance`, as Transformers' Trainer calls it), where shared experts are replaced too.
 """
 
 from __future__ import annotations

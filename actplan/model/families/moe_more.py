@@ -1,6 +1,6 @@
-"""Further mixtures of experts, of the same parts; see `registry` for the rules that readers follow.
+"""Further mixtures of experts: Qwen 2, OLMoE, MiniMax M2, Hunyuan 3, ERNIE 4.5, Qwen3-VL.
 
-Liger 0.8.5 has no patch function for any of them.
+Defaults and sources as in `registry`. Liger 0.8.5 patches Qwen3-VL alone of them.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ...basics.errors import InputError
 from ..families import READERS, WRAPPERS, fields_of, is_readable
+from ..families.missing import missing
 from .document import DOCUMENT_KEYS, Document
 from .fields import mapping, shown
 from .hf_config import Config
@@ -76,11 +77,15 @@ def _check_model_type(fields: dict[str, object], source: str) -> None:
         raise InputError("missing", where="model_type", allowed=known)
     same = _spelled_alike(str(model_type))
     suggestion = f"did you mean {same!r}? " if same else ""
+    lacking, traceable = missing(fields)
+    trace = f"`actplan trace --model {source}` measures {'it' if lacking else 'any model'} by PyTorch"
+    if not traceable:
+        trace = "Transformers has no class of this type; `actplan trace --python` measures a module of your own"
     raise InputError(
-        f"{shown(model_type)} is not supported",
+        f"{shown(model_type)} is not supported{f': not modelled is {lacking}' if lacking else ''}",
         where="model_type",
         allowed=known,
-        hint=f"{suggestion}{_kind_hint(fields)}`actplan trace --model {source}` measures any model by PyTorch",
+        hint=f"{suggestion}{_kind_hint(fields)}{trace}",
     )
 
 

@@ -4,12 +4,13 @@ A `Document` is plain data (words, numbers, lists, mappings) with the fields bel
 it and gives the `Model`. Every reader (YAML, presets, `config.json`) produces a document and nothing else,
 so every check and every `--set` works alike on all of them.
 
-    name, title, hidden_size, vocab_size, tie_word_embeddings, norm, rope, supports_sdpa, supports_flex, liger,
-    left_out, mtp, exits, exit_head, quantization
+    name, title, hidden_size, vocab_size, tie_word_embeddings, norm, rope, residual, embedding, inputs, head,
+    supports_sdpa, supports_flash, supports_flex, full_mask, naming, liger, left_out, mtp, exits, exit_head,
+    quantization
                        as in `actplan.model.Model`
     layers              the pattern: names of kinds, repeated and nested (`actplan.model.reading.pattern`)
     num_layers          optional; the pattern must then add up to it
-    attention, gated_deltanet, latent_attention, mamba2, mlp, moe
+    attention, gated_deltanet, latent_attention, mamba2, short_convolution, mlp, moe
                         the sections: what each layer that uses them is made of; with a moe section, layers have
                         experts unless their kind says `feed_forward: mlp`
     kinds               named kinds: {name: {mixer: built-in kind, beside, feed_forward, norm, and sections' fields that
@@ -17,9 +18,9 @@ so every check and every `--set` works alike on all of them.
     overrides           {layer or "first..last": fields that differ}, later entries over earlier ones
 
 Built-in kinds: `full_attention` (the attention section, its window ignored), `sliding_attention` (with its
-window), `gated_deltanet`, `latent_attention`, `mamba2`, and `mlp_only`, a feed-forward network that is a layer of its
-own. `beside`: a second mixer on the same input. `head_dim` is given, never derived from `hidden_size`, whatever else
-changes.
+window), `gated_deltanet`, `latent_attention`, `mamba2`, `short_convolution`, and `mlp_only` and `moe_only`, a
+feed-forward network or experts that are a layer of their own. `beside`: a second mixer on the same input. `head_dim`
+is given, never derived from `hidden_size`, whatever else changes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from .. import (
     Mlp,
     Model,
     Moe,
+    ShortConvolution,
 )
 from .fields import (
     check,
@@ -59,6 +61,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "gated_deltanet": GatedDeltaNet,
     "latent_attention": LatentAttention,
     "mamba2": Mamba2,
+    "short_convolution": ShortConvolution,
     "mlp": Mlp,
     "moe": Moe,
 }
@@ -68,7 +71,9 @@ MIXERS = {
     "gated_deltanet": "gated_deltanet",
     "latent_attention": "latent_attention",
     "mamba2": "mamba2",
+    "short_convolution": "short_convolution",
     "mlp_only": "mlp",
+    "moe_only": "moe",
 }
 """Built-in kind -> the section that its mixer reads."""
 FeedForwardName = Literal["mlp", "moe", "none"]

@@ -22,6 +22,7 @@ from .. import (
     Mlp,
     Model,
     Moe,
+    ShortConvolution,
 )
 from .checks import (
     checked_exits,
@@ -141,8 +142,8 @@ class _Resolver:
             mixer = str(change.values.get("mixer", mixer))
             norm = change.values.get("norm", norm)  # type: ignore[assignment]
             feed_forward = str(change.values.get("feed_forward", feed_forward))
-        if mixer == "mlp_only":
-            feed_forward = "mlp"
+        if mixer in ("mlp_only", "moe_only"):
+            feed_forward = MIXERS[mixer]
         self.check_beside(mixer, beside)
         self.check_sections(changes, mixer, feed_forward, beside)
         return Layer(
@@ -191,9 +192,9 @@ class _Resolver:
         return checked_moe(build(Moe, values, where), where) if section == "moe" else build(Mlp, values, where)
 
     def mixer(self, mixer: str, changes: list[Change]) -> Mixer:
-        if mixer == "mlp_only":
+        if mixer in ("mlp_only", "moe_only"):
             if self.model.residual.type != "mixer_only":
-                wrong = "mlp_only stands between layers of one branch"
+                wrong = f"{mixer} stands between layers of one branch"
                 raise InputError(wrong, where="residual.type", allowed="mixer_only")
             return None
         values, where = self.merged(MIXERS[mixer], changes)
@@ -201,6 +202,8 @@ class _Resolver:
             return checked_mamba2(build(Mamba2, values, where), where)
         if mixer == "latent_attention":
             return checked_latent_attention(build(LatentAttention, values, where), where)
+        if mixer == "short_convolution":
+            return build(ShortConvolution, values, where)
         if MIXERS[mixer] == "gated_deltanet":
             return _checked_deltanet(build(GatedDeltaNet, values, where), where)
         if mixer == "full_attention":

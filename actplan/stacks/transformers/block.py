@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ...autograd import Tensor
 from ...basics.units import FP32
-from ...model import Attention, LatentAttention, Layer, Mamba2, Mlp, Moe
+from ...model import Attention, LatentAttention, Layer, Mamba2, Mlp, Moe, ShortConvolution
 from ...ops.elementwise import add, add_in_place, mul_scalar, to
 from ...ops.rope import Tables
 from ...ops.views import reshape, view
@@ -124,6 +124,15 @@ def _parallel(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask
     return add(add(residual, attn_output), forwarded)
 
 
+def _parallel_summed(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
+    """models/gptj/modeling_gptj.py, GPTJBlock."""
+    residual = hidden
+    hidden = m.call("input_layernorm", norm, hidden, spec.norm)
+    attn_output, _ = mixer(m, hidden, spec, tables, mask)
+    forwarded, _ = feed_forward(m, hidden, spec)
+    return add(add(attn_output, forwarded), residual)
+
+
 def _parallel_two_norms(m: Scope, hidden: Tensor, spec: Layer, tables: Tables | None, mask: Tensor | None) -> Tensor:
     """models/gpt_neox/modeling_gpt_neox.py, GPTNeoXLayer with use_parallel_residual."""
     attn_output, _ = mixer(m, m.call("input_layernorm", norm, hidden, spec.norm), spec, tables, mask)
@@ -200,6 +209,7 @@ _RESIDUALS: dict[str, Callable[[Scope, Tensor, Layer, Tables | None, Tensor | No
     "post_norm": _post_norm,
     "sandwich": _sandwich,
     "parallel": _parallel,
+    "parallel_summed": _parallel_summed,
     "parallel_two_norms": _parallel_two_norms,
     "mixer_only": _mixer_only,
     "pre_norm_returned": _pre_norm_returned,
@@ -251,6 +261,10 @@ def mixer(m: Scope, x: Tensor, spec: Layer, tables: Tables | None, mask: Tensor 
         from .mamba import mamba2
 
         return m.call("mixer", mamba2, x, spec.mixer), None
+    if isinstance(spec.mixer, ShortConvolution):
+        from .short_convolution import short_convolution
+
+        return m.call("mixer", short_convolution, x, spec.mixer), None
     assert spec.mixer is not None
     from .delta import gated_deltanet
 

@@ -15,6 +15,7 @@ from ...autograd import Tensor
 from ...basics.units import INT32, INT64
 from ...model import Moe
 from ...ops import elementwise
+from ...ops.activation import ACTIVATIONS
 from ...ops.communication import all_to_all
 from ...ops.elementwise import (
     add_in_place,
@@ -54,10 +55,11 @@ def grouped_mm_experts(
         received = ceil(perm.shape[0] * m.mesh.etp * imbalance)
         selected_hidden_states_g = all_to_all(selected_hidden_states_g, received)
         expert_ids_g = tape.empty((received,), INT64, "all_to_all")
-    selected_biases = _biases(m, "gate_up_proj", 2 * inner, expert_ids_g, spec)
-    gate_up = _weight(m, "gate_up_proj", width, 2 * inner, spec)
+    first, wide = ("gate_up_proj", 2 * inner) if spec.gated else ("up_proj", inner)
+    selected_biases = _biases(m, first, wide, expert_ids_g, spec)
+    gate_up = _weight(m, first, width, wide, spec)
     proj_out = _grouped_linear(selected_hidden_states_g, gate_up, offsets=offsets, bias=selected_biases, spec=spec)
-    proj_out = _GATES[spec.expert_gate](m, proj_out)
+    proj_out = _GATES[spec.expert_gate](m, proj_out) if spec.gated else m.call("act_fn", _activate, proj_out, spec)
     selected_biases = _biases(m, "down_proj", width, expert_ids_g, spec)
     down = _weight(m, "down_proj", inner, width, spec)
     proj_out = _grouped_linear(proj_out, down, offsets=offsets, bias=selected_biases, spec=spec)
@@ -105,6 +107,10 @@ def _grouped_linear(rows: Tensor, weight: Tensor, *, offsets: Tensor, bias: Tens
     turned = weight if spec.transposed_experts else transpose(weight, 1, 2)
     out = grouped_mm(to(rows, weight.dtype), turned, offsets)
     return out if bias is None else add_in_place(out, bias)
+
+
+def _activate(m: Scope, x: Tensor, spec: Moe) -> Tensor:
+    return ACTIVATIONS[spec.activation](x)
 
 
 def _silu(m: Scope, x: Tensor) -> Tensor:

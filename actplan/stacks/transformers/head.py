@@ -10,7 +10,7 @@ from ...ops import loss as losses
 from ...ops.elementwise import mul_scalar, tanh, to
 from ...ops.linear import linear
 from ...ops.rope import Tables
-from ...ops.views import contiguous, narrow, reshape, view
+from ...ops.views import contiguous, narrow, reshape, split, view
 from ...training import Run
 from .losses import Ending
 from .scope import FROZEN_ORIGINAL, TRAINED_COPY, Scope, enter, leave
@@ -43,6 +43,14 @@ def rope_tables(
     sin = _scaled(emb, "sin")
     del freqs
     return to(cos, dtype), to(sin, dtype)
+
+
+def sinusoidal_tables(m: Scope, length: int, dim: int, dtype: DType) -> Tables:
+    """sin and cos [1, T, dim / 2], the halves of rows taken from a table (GPTJRotaryEmbedding.forward)."""
+    rows = to(m.tape.empty((1, length, dim), FP32, "index"), dtype)
+    rows.storage.owner = "shared:rope"
+    sin, cos = split(rows, [dim // 2] * 2, -1)
+    return sin, cos
 
 
 def _scaled(emb: Tensor, op: str) -> Tensor:

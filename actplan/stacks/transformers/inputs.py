@@ -16,6 +16,7 @@ from ...model import (
     Layer,
     Mamba2,
     Model,
+    ShortConvolution,
 )
 from ...ops import embedding as ops
 from ...ops.elementwise import add, mul, mul_scalar
@@ -60,10 +61,11 @@ class Shared:
 
     def sizes(self) -> dict[str, int]:
         """Bytes, as the allocator counts them, of each mask and of each pair of tables."""
+        tensors = (*self.masks.values(), *(table for pair in self.tables.values() for table in pair))
         found: dict[str, int] = {}
-        for tensor in (*self.masks.values(), *(table for pair in self.tables.values() for table in pair)):
-            name = str(tensor.storage.owner)
-            found[name] = found.get(name, 0) + tensor.storage.allocated_bytes
+        for storage in {id(tensor.storage): tensor.storage for tensor in tensors}.values():
+            name = str(storage.owner)
+            found[name] = found.get(name, 0) + storage.allocated_bytes
         return found
 
 
@@ -98,7 +100,11 @@ def _windows(model: Model) -> list[Window]:
 
 def padding(m: Scope, model: Model, run: Run) -> Tensor | None:
     """The batch's mask of padding, where recurrent mixers multiply by it (create_recurrent_attention_mask)."""
-    recurs = any(isinstance(part, (GatedDeltaNet, Mamba2)) for x in model.layers for part in (x.mixer, x.beside))
+    recurs = any(
+        isinstance(part, (GatedDeltaNet, Mamba2, ShortConvolution))
+        for x in model.layers
+        for part in (x.mixer, x.beside)
+    )
     if not run.padding_mask or not (recurs or model.inputs.viewed_padding):
         return None
     mask = m.tape.empty((run.micro_batch_size, run.local_length), INT64, "view")
@@ -144,6 +150,8 @@ def _tables(m: Scope, model: Model, run: Run) -> dict[bool, Tables]:
     for local in sorted(kinds or {False}):
         joined = model.rope.style != "half_tables"
         prefix = ("sliding_attention_" if local else "full_attention_") if model.rope.local else ""
+        if model.rope.style == "interleaved_tokens":
+            return {False: m.call("rotary_emb", head.sinusoidal_tables, run.local_length, dim, dtype)}
         tables = m.call(
             "rotary_emb", head.rope_tables, batch, run.local_length, dim, dtype, joined=joined, prefix=prefix
         )

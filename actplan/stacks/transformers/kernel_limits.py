@@ -22,6 +22,8 @@ FLEX_LEAST_WIDTH = 16
 
 def check_attention(model: Model, run: Run) -> None:
     """Refuse a kernel that does not run this model's attention in this type."""
+    if run.attention in ("flash", "flash2") and not model.supports_flash:
+        raise InputError("Transformers refuses FlashAttention for this model", where=WHERE, allowed="sdpa, eager")
     refuse = _REFUSALS.get(run.attention)
     if refuse is None or not any(True for _ in _widths(model)):
         return

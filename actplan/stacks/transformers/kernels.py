@@ -17,6 +17,7 @@ from ...model import (
     Model,
     Moe,
     NormType,
+    ShortConvolution,
 )
 from ...ops import attention as attn
 from ...ops import norm, rope, sdpa
@@ -56,6 +57,7 @@ _HF = Kernels(
     gated_norm=_absent,
     experts=_absent,
     mamba2=_absent,
+    short_conv=_absent,
 )
 
 
@@ -150,10 +152,10 @@ def _rotations(model: Model) -> dict[str, Any]:
         "interleaved_fp32": rope.rotate_pairs_fp32,
         "interleaved_fp32_tables": rope.rotate_pairs_fp32_tables,
     }
-    if style == "half_tables":
-        from ...ops.rope_pairs import rotate_halves
+    if style in ("half_tables", "interleaved_tokens"):
+        from ...ops.rope_pairs import rotate_halves, rotate_pairs_tokens
 
-        rotations["half_tables"] = rotate_halves
+        rotations |= {"half_tables": rotate_halves, "interleaved_tokens": rotate_pairs_tokens}
     return dict.fromkeys(("rotate", "rotate_part"), rotations[style]) if style in rotations else {}
 
 
@@ -173,6 +175,10 @@ def _of_parts(model: Model, run: Run) -> dict[str, Any]:
         from .mamba import fused_mixer, torch_mixer
 
         made["mamba2"] = torch_mixer if in_torch else fused_mixer
+    if _has(model, ShortConvolution):
+        from .short_convolution import kernel_conv, torch_conv
+
+        made["short_conv"] = torch_conv if in_torch else kernel_conv
     if _has(model, Moe):
         from .experts import grouped_mm_experts
 

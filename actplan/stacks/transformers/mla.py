@@ -27,7 +27,7 @@ def latent_attention(
     them."""
     batch, length, hidden = x.shape
     head_dim = spec.qk_nope_head_dim + spec.qk_rope_head_dim
-    q_states = _queries(m, x, spec, head_dim)
+    q_resid, q_states = _queries(m, x, spec, head_dim)
     q_states = transpose(view(q_states, batch, length, -1, head_dim), 1, 2)
     q_pass, q_rot = split(q_states, [spec.qk_nope_head_dim, spec.qk_rope_head_dim], -1)
     latent = [spec.kv_lora_rank, spec.qk_rope_head_dim]
@@ -40,6 +40,15 @@ def latent_attention(
     q_rot, k_rot = (rotate_neighbours if spec.rope_interleave else rotate)(q_rot, k_rot, tables)
     query_states = cat((q_pass, q_rot), -1)
     key_states, value_states = _expand_kv(m, kv_nope, k_rot, spec)
+    if spec.index_topk is not None:
+        from .indexer import chosen_keys, masked, of_one_head, sparse_mask
+
+        assert mask is not None and q_resid is not None
+        indices = m.call("indexer", chosen_keys, x, q_resid, spec, tables, of_one_head(mask))
+        index_mask = sparse_mask(m, mask, indices)
+        mask = masked(m, mask, index_mask)
+        if spec.index_returned:
+            m.handed = indices
     output, weights = m.attend(
         m.kernels.latent_attention, query_states, key_states, value_states, mask, _dropped(spec, head_dim)
     )
@@ -56,16 +65,14 @@ def _dropped(spec: LatentAttention, head_dim: int) -> Attention | None:
     return Attention(num_attention_heads=heads, num_key_value_heads=heads, head_dim=head_dim, dropout=spec.dropout)
 
 
-def _queries(m: Scope, x: Tensor, spec: LatentAttention, head_dim: int) -> Tensor:
+def _queries(m: Scope, x: Tensor, spec: LatentAttention, head_dim: int) -> tuple[Tensor | None, Tensor]:
+    """The queries and, where an indexer reads it, their normed latent."""
     width = m.local(spec.num_attention_heads, "attention heads") * head_dim
     if spec.q_lora_rank is None:
-        return m.call("q_proj", column, x, width)
-    return m.call(
-        "q_b_proj",
-        column,
-        m.call("q_a_layernorm", norm, m.call("q_a_proj", linear, x, spec.q_lora_rank, spec.bias), "rms"),
-        width,
-    )
+        return None, m.call("q_proj", column, x, width)
+    q_resid = m.call("q_a_layernorm", norm, m.call("q_a_proj", linear, x, spec.q_lora_rank, spec.bias), "rms")
+    q_states = m.call("q_b_proj", column, q_resid, width)
+    return (q_resid if spec.index_topk is not None else None), q_states
 
 
 def _expand_kv(m: Scope, kv_nope: Tensor, k_rot: Tensor, spec: LatentAttention) -> tuple[Tensor, Tensor]:

@@ -170,7 +170,7 @@ def _language_model(
         for i, layer in enumerate(model.layers[first : first + given.count], first):
             hidden = _layer(m, i, numbers[i], hidden, layer, given, stepper)
             if m.tape.replaying:
-                m.held = None  # the model's loop is over
+                m.held = m.handed = None  # the model's loop is over
         return hidden
 
     exits, left = prediction.exits(model, run), []
@@ -182,14 +182,16 @@ def _language_model(
             run_segment = partial(run_layers, first, given, m.positions)
             keep = keeps.get(first, frozenset())
             name = _layer_name(m, numbers[first])
-            hidden = checkpoint(m.tape, run_segment, hidden, *positional, name=name, keep=keep, stage=first + 1)
+            handed = () if m.handed is None else (m.handed,)
+            given_tensors = (hidden, *positional, *handed)
+            hidden = checkpoint(m.tape, run_segment, *given_tensors, name=name, keep=keep, stage=first + 1)
         else:
             hidden = _layer(m, first, numbers[first], hidden, model.layers[first], shared, stepper)
         if last + 1 in exits:
             left.append(hidden)
     stepper.begin(model.num_layers + 1)
     normed = m.call("norm", norm, hidden, model.norm)
-    m.held = m.positions = None
+    m.held = m.handed = m.positions = None
     if prediction.predictor(model, run) is None:
         return [normed], left
     return prediction.predict(m, normed, ids, model, shared, checkpointed=bool(segments)), left

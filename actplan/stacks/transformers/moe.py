@@ -60,7 +60,12 @@ def _shared_last(m: Scope, x: Tensor, spec: Moe) -> tuple[Tensor, None]:
     """DeepSeek's: the shared experts, one wide network, come last and are not gated."""
     _, weights, indices = m.call("gate", ROUTERS[spec.router], x, spec)
     hidden = view(x, -1, x.shape[-1])
-    hidden = view(m.call("experts", m.kernels.experts, hidden, indices, weights, spec), *x.shape)
+    if spec.latent_size is not None:
+        hidden = m.call("fc1_latent_proj", linear, hidden, spec.latent_size)
+    hidden = m.call("experts", m.kernels.experts, hidden, indices, weights, spec)
+    if spec.latent_size is not None:
+        hidden = m.call("fc2_latent_proj", linear, hidden, x.shape[-1])
+    hidden = view(hidden, *x.shape)
     if spec.shared_expert_intermediate_size is None:
         return hidden, None
     return add(hidden, m.call("shared_experts", mlp, x, _shared(spec))), None
@@ -97,7 +102,8 @@ def _sparse(m: Scope, x: Tensor, spec: Moe) -> Tensor:
 
 def _shared(spec: Moe) -> Mlp:
     assert spec.shared_expert_intermediate_size is not None
-    return Mlp(intermediate_size=spec.shared_expert_intermediate_size)
+    width, activation = spec.shared_expert_intermediate_size, spec.activation
+    return Mlp(intermediate_size=width, gated=spec.gated, activation=activation)
 
 
 _BLOCKS: dict[str, Callable[[Scope, Tensor, Moe], tuple[Tensor, Tensor | None]]] = {

@@ -157,6 +157,40 @@ _NAMES["apertus"] = {
 }
 
 
+_NAMES["lfm2"] = {
+    **_SHARED,
+    "norm": "embedding_norm",
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mixer": "conv",
+    "o_proj": "out_proj",
+    "q_norm": "q_layernorm",
+    "k_norm": "k_layernorm",
+    "mlp": "feed_forward",
+    "gate_proj": "w1",
+    "up_proj": "w3",
+    "act_fn": "",
+    "down_proj": "w2",
+}
+
+
+_NAMES["gptj"] = {
+    "model": "transformer",
+    "embed_tokens": "wte",
+    "embed_dropout": "drop",
+    "layers": "h",
+    "norm": "ln_f",
+    "input_layernorm": "ln_1",
+    "self_attn": "attn",
+    "o_proj": "out_proj",
+    "self_attn.dropout": "resid_dropout",
+    "up_proj": "fc_in",
+    "act_fn": "act",
+    "down_proj": "fc_out",
+    "mlp.dropout": "dropout",
+}
+
+
 def names_of(naming: Naming) -> Mapping[str, str]:
     """Llama's name of a module -> this model's, where it has another."""
     return MappingProxyType(_NAMES[naming])

@@ -35,7 +35,7 @@ class Scope:
     """
 
     __slots__ = (
-        *("captured", "copies", "dtype", "expert_weight", "held", "inside", "kernels"),
+        *("captured", "copies", "dtype", "expert_weight", "handed", "held", "inside", "kernels"),
         *("mesh", "met", "names", "padding", "positions", "project", "recomputed", "tape"),
     )
 
@@ -69,6 +69,8 @@ class Scope:
         """The part of a decoder layer that is being checkpointed, empty in the layer itself, None outside of it."""
         self.held: Tensor | None = None
         """What the model's loop over its layers still holds of the one before (Falcon's probabilities)."""
+        self.handed: Tensor | None = None
+        """What a layer hands to the next one, which does not read it (GLM-5's indices): a checkpoint keeps it."""
         self.padding: Tensor | None = None
         """The batch's mask of padding [B, T], which recurrent mixers multiply their input by."""
 
@@ -164,6 +166,7 @@ class Kernels(msgspec.Struct, frozen=True):
     gated_norm: Callable[[Scope, Tensor, Tensor], Tensor]
     experts: Experts
     mamba2: Callable[[Scope, Tensor, Tensor, Mamba2, int], Tensor]
+    short_conv: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 Held = tuple[Sequence[object], "Tensor | None"]
