@@ -57,6 +57,8 @@ __all__ = [
 
 DEFAULT_GPU = "h100-80gb"
 """Only for GPU-hours, where no device is named."""
+DEFAULT_MFU = 0.4
+"""Model FLOPs utilisation that large runs are commonly reported with."""
 NOTHING_ASKED = Setup()
 
 
@@ -65,16 +67,22 @@ def estimate(model: Model | TracedModel, run: Run, setup: Setup = NOTHING_ASKED)
 
     Raises InputError for a setup that contradicts itself or the run, and for what a ledger does not tell.
     """
-    report = _named(_three_estimates(model, run), run, setup.recipe)
-    if setup.wanted:
+    report = _named(_three_estimates(model, run), run, setup.recipe, budgeted=setup.wanted_of(run))
+    if setup.wanted_of(run):
         report = _budgeted(report, model, run, setup)
     elif setup.fit_on != "device" or setup.strict:
         target_of(setup, None)  # refuses what is about a limit and has none
     if setup.tokens is not None:
         return replace(report, cost=cost_of(model, run, setup))
-    if setup.gpus is not None:
-        raise InputError("--gpus prices a run", where="--gpus", allowed="with --tokens")
+    check_price(setup)
     return report
+
+
+def check_price(setup: Setup) -> None:
+    """Raise InputError for a word of the price where no tokens are priced."""
+    for name in ("gpus", "mfu"):
+        if setup.tokens is None and getattr(setup, name) is not None:
+            raise InputError("prices a run", where=f"--{name}", allowed="with --tokens")
 
 
 def _three_estimates(model: Model | TracedModel, run: Run) -> Report:
@@ -104,11 +112,11 @@ def _three_estimates(model: Model | TracedModel, run: Run) -> Report:
     )
 
 
-def _named(report: Report, run: Run, recipe: str | None = None) -> Report:
+def _named(report: Report, run: Run, recipe: str | None = None, *, budgeted: bool = False) -> Report:
     """The report with the mesh and the recipe of its run."""
     if report.run is UNSET:
         return report
-    name = recipe or run.own_recipe
+    name = recipe or (run.usual_recipe if budgeted else run.own_recipe)
     return replace(report, run=replace(report.run, mesh=run.mesh.degrees, recipe=name))
 
 
@@ -123,6 +131,8 @@ def _budgeted(report: Report, model: Model | TracedModel, run: Run, setup: Setup
     from .notes.budget import with_budget_notes
 
     found, job = budget_of(model, run, setup)
+    if setup.recipe is None:
+        found = replace(found, recipe_assumed=True)
     spread = routing(model, run, job, found)
     if spread is not None:
         found = replace(found, routing=spread)
@@ -164,7 +174,7 @@ def cost_of(model: Model | TracedModel, run: Run, setup: Setup) -> Cost:
     gpus = run.mesh.world_size if setup.gpus is None else parse_count(str(setup.gpus), "--gpus")
     whole = segmented(model, replace(run, mesh=Mesh()), run.checkpoint)
     gpu = load_gpu(setup.gpu or DEFAULT_GPU)
-    return cost(whole, tokens=tokens, gpus=gpus, mfu=_share(setup.mfu), gpu=gpu)
+    return cost(whole, tokens=tokens, gpus=gpus, mfu=_share(DEFAULT_MFU if setup.mfu is None else setup.mfu), gpu=gpu)
 
 
 def _share(given: float | str) -> float:

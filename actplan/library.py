@@ -101,7 +101,7 @@ def budget(model: Model | TracedModel, run: Run = PLAIN, setup: Setup = NOTHING_
 
     Args:
         model, run: as for `estimate`.
-        setup: recipe, optimizer, device, limit, ...; without a recipe, everything is in the run's own type.
+        setup: recipe, optimizer, device, limit, ...; without a recipe, the usual one of such a run.
 
     Raises:
         InputError: as for `estimate`; a word of the setup that is not known, or that contradicts the run.
@@ -215,7 +215,7 @@ def _settled(model: Model | TracedModel, run: Run, setup: Setup) -> Run:
         run = replace(run, attention="eager")
     if setup.gpu is not None:
         run = replace(run, device="cuda")
-    return trained(run, model, given, setup.recipe)
+    return trained(run, model, given, setup.recipe, budgeted=setup.wanted_of(run))
 
 
 def _check(run: Run) -> None:

@@ -73,6 +73,17 @@ def parse_bytes(text: str, where: str = "size") -> int:
     return value
 
 
+def parse_size(given: int | str, where: str) -> int:
+    """Return the bytes of a size that somebody gives: a number of bytes in a program, in text a number with its unit.
+
+    Raises InputError for text without a unit, which may mean bytes or GiB.
+    """
+    if isinstance(given, str) and given.strip().replace(".", "", 1).isdigit():
+        shown = _short(given.strip())
+        raise InputError(f"{shown} has no unit", where=where, allowed=f"{given.strip()[:20]}GiB, or GB, MiB, MB, B")
+    return parse_bytes(str(given), where)
+
+
 def format_gib(size: int, digits: int = 2) -> str:
     """Bytes as a number of GiB, without the unit."""
     return f"{size / GIB:,.{digits}f}"

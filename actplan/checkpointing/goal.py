@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..basics.errors import InputError
-from ..basics.units import parse_bytes
+from ..basics.units import parse_size
 
 
 class How(TypedDict):
@@ -37,12 +37,12 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def room(self) -> int | None:
         """The limit in bytes, what is reserved included."""
-        return None if self.limit is None else parse_bytes(str(self.limit), "--limit")
+        return None if self.limit is None else parse_size(self.limit, "--limit")
 
     @property
     def taken(self) -> int:
         """The bytes of the limit that are taken already."""
-        return 0 if self.reserved is None else parse_bytes(str(self.reserved), "--reserved")
+        return 0 if self.reserved is None else parse_size(self.reserved, "--reserved")
 
     @property
     def how(self) -> How:

@@ -80,6 +80,13 @@ class RunOptions:
                     hint=None if divides else "trace again with this option",
                 )
 
+    def check_activations(self) -> None:
+        """Errors if an option is given that divides states alone, where activations are all that is asked about."""
+        for name in ("dp", "pp", "vpp"):
+            if self.said[name] is not None:
+                wrong = "divides weights, states or stages, and this is about the activations of one rank"
+                raise InputError(wrong, where=flag(name), allowed="with `actplan estimate` or `sweep`")
+
     def check_trace(self) -> None:
         """Errors if an option is given that a traced step does not follow."""
         for name in self._given():
@@ -105,6 +112,8 @@ class RunOptions:
         elif model is not None and _refuses_sdpa(model, chosen):
             raise InputError("Transformers refuses sdpa for this model", where="--attention", allowed="eager, flash")
         run = replace(with_settings(PLAIN, chosen), stack_options=self._stack_options())
+        if self.said["cp_attention"] is not None and self.said["cp"] is None:
+            raise InputError("no ranks divide the sequence", where="--cp-attention", allowed="with --cp 2 or more")
         if not self.said["hold_logits_in_step"]:
             return run
         if run.hold_logits:

@@ -74,6 +74,7 @@ def without_budget(model: ModelOptions, run: RunOptions, files: FileOptions) -> 
     traced = model.traced()
     if traced is not None:
         return traced, run.traced_run()
+    run.check_activations()
     planned = model.load()
     return planned, run.run(planned)
 
@@ -81,5 +82,8 @@ def without_budget(model: ModelOptions, run: RunOptions, files: FileOptions) -> 
 def settled(model: Model, settings: Run, given: RunOptions, setup: Setup) -> Run:
     """Return assembled settings as the setup's recipe trains them, on a GPU's kernels where one is named."""
     if setup.gpu is not None:
+        if given.said["device"] == "cpu":
+            raise InputError("a GPU runs no kernels of the CPU", where="--device", allowed="cuda with --gpu")
         settings = replace(settings, device="cuda")
-    return trained(settings, model, given.given(settings), setup.recipe)
+    budgeted = setup.wanted_of(settings)
+    return trained(settings, model, given.given(settings), setup.recipe, budgeted=budgeted)

@@ -81,6 +81,9 @@ class _Sweep:
     def __init__(self, model: ModelOptions, run: RunOptions, budget: Setup) -> None:
         from ..sweeps.rows import Axis, size
 
+        from ..answers import check_price
+
+        check_price(budget)
         self.model, self.run = model, run
         self.traced = model.traced()
         if self.traced is not None:

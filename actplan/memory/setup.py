@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..basics.errors import InputError
-from ..basics.units import parse_bytes, parse_count
+from ..basics.units import parse_count, parse_size
 from ..training.setting import Option
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ WORDS = (
     Word("allocator", "expandable: with expandable_segments:True.", "default|expandable"),
     Word("tokens", "Tokens of the run, 300B or 1T, or `chinchilla`: 20 a parameter.", "N", brings=False),
     Word("gpus", "Devices of the run (default: the mesh's).", "N", brings=False),
-    Word("mfu", "Model FLOPs utilisation of the run, for GPU-hours.", "SHARE", default="0.4", brings=False),
+    Word("mfu", "Model FLOPs utilisation of the run, for GPU-hours (default: 0.4).", "SHARE", brings=False),
 )
 """What `Setup` says, one line a field."""
 SWEPT = tuple(word.name for word in WORDS if word.listed)
@@ -116,19 +116,23 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     allocator: str | None = None
     tokens: int | str | None = None
     gpus: int | str | None = None
-    mfu: float | str = "0.4"
+    mfu: float | str | None = None
 
     @property
     def wanted(self) -> bool:
-        """Whether a budget is asked for at all."""
+        """Whether a budget is asked for by any of its own words."""
         return any(word.brings and getattr(self, word.name) != word.unsaid for word in WORDS)
+
+    def wanted_of(self, run: Run) -> bool:
+        """Whether a budget of this run is asked for: by a word of its own, or by ranks that divide states alone."""
+        return self.wanted or run.mesh.divides_states
 
 
 Setup.__doc__ = f"{Setup.__doc__}\n    Attributes:\n" + "".join(f"        {word.name}: {word.help}\n" for word in WORDS)
 
 
 def job_of(run: Run, setup: Setup) -> Job:
-    """Return recipe, optimizer, sharding and device; without a recipe, everything is in the run's own type.
+    """Return recipe, optimizer, sharding and device; without a recipe, the usual one of the run (`Run.usual_recipe`).
 
     Raises InputError for a word that is not known, or that the recipe has no use for.
     """
@@ -202,7 +206,7 @@ def _recipe(run: Run, setup: Setup, offloaded: tuple[str, ...]) -> Recipe:
     from ..training.recipes import Offload, load_recipe
     from .distributed import told
 
-    recipe = load_recipe(setup.recipe or run.own_recipe, setup.optimizer)
+    recipe = load_recipe(setup.recipe or run.usual_recipe, setup.optimizer)
     changes: dict[str, object] = {"sharding": told(recipe.sharding, msgspec.structs.asdict(setup), recipe.name)}
     moved = Offload(parameters="parameters" in offloaded, optimizer="optimizer" in offloaded)
     if moved != Offload():
@@ -237,7 +241,7 @@ def target_of(setup: Setup, gpu: Gpu | None) -> Target | None:
             f"unknown value {setup.fit_on[:64]!r}", where="--fit-on", choices=FIT_ON, got=setup.fit_on[:64]
         )
     if setup.limit is not None:
-        limit = parse_bytes(str(setup.limit), "--limit")
+        limit = parse_size(setup.limit, "--limit")
         device = None if gpu is None else gpu.name
         return Target(limit_bytes=limit, fit_on=setup.fit_on, device=device, strict=setup.strict)
     if gpu is not None:

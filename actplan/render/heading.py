@@ -37,7 +37,7 @@ def _budget_line(report: Report, mesh: str) -> str:
     where = f"{whole(ranks)} × {device}" if device else f"{whole(ranks)} GPU{'s' if ranks > 1 else ''}"
     checkpoint = run.checkpoint if run is not UNSET else "none"
     parts = [
-        f"recipe {budget.recipe}",
+        f"recipe {budget.recipe}" + (" (assumed: --recipe names another)" if budget.recipe_assumed is True else ""),
         budget.optimizer,
         f"{where} ({mesh})" if mesh else where,
         "no checkpointing" if checkpoint == "none" else "",

@@ -110,6 +110,8 @@ class Budget(Part, frozen=True):
     schedule: str | UnsetType = UNSET
     routing: Routing | UnsetType = UNSET
     pools: tuple[StreamPool, ...] | UnsetType = UNSET
+    recipe_assumed: bool | UnsetType = UNSET
+    """Whether no recipe was named, so that the usual one of the run is counted."""
 
 
 class Remedy(Part, frozen=True):

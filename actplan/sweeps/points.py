@@ -51,7 +51,7 @@ def _point(model: Model | TracedModel, setup: Setup, settle: Settle, run: Run) -
         from ..traced.estimate import sweep_row
 
         row = sweep_row(model.ledger, run)
-    if setup.wanted:
+    if setup.wanted_of(run):
         row.update(_budget_sizes(*budget_of(model, run, setup), setup))
     if setup.tokens is not None:
         price = cost_of(model, run, setup)

@@ -43,7 +43,7 @@ def with_budget(report: Report, ledger: Ledger, run: Run, setup: Setup) -> Repor
 
     Raises InputError for what a ledger does not tell.
     """
-    if not setup.wanted:
+    if not setup.wanted_of(run):
         return report
     from ..memory.verdict import fit
     from ..notes.assumptions import band_notes
@@ -51,6 +51,8 @@ def with_budget(report: Report, ledger: Ledger, run: Run, setup: Setup) -> Repor
     check_verdict(ledger, setup)
     run = as_traced(ledger, run)
     found, job = budget_of(ledger, run, setup)
+    if setup.recipe is None:
+        found = replace(found, recipe_assumed=True)
     said = tuple(Note(code=code, message=message) for code, message in band_notes(found, job, run.mesh))
     report = replace(report, budget=found, notes=(*report.notes, *said))
     target = target_of(setup, job.gpu)

@@ -47,11 +47,16 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def trained(run: Run, model: Model, given: Given, recipe: str | None) -> Run:
+def trained(run: Run, model: Model, given: Given, recipe: str | None, *, budgeted: bool = False) -> Run:
     """Return the run as a recipe trains it, with the base that it and the checkpoint have.
+
+    budgeted: whether weights are counted too, so that some recipe trains it where none is named: on one GPU mixed
+    precision as `Trainer(bf16=True)` has it, autocast around fp32 weights, unless a type or a precision is chosen.
 
     Raises InputError for an unknown recipe, and for what contradicts recipe or checkpoint.
     """
+    if recipe is None and budgeted:
+        recipe = _assumed(run, given)
     if recipe is None and run.base_dtype is None:
         return based(run, model, given)
     from .recipe_run import checked, under
@@ -66,6 +71,13 @@ def trained(run: Run, model: Model, given: Given, recipe: str | None) -> Run:
         )
     run = under(run, found, dtype=given.dtype, precision=given.precision, lora_dtype=given.lora_dtype)
     return based(run, model, given, found)
+
+
+def _assumed(run: Run, given: Given) -> str | None:
+    """The recipe that changes a run whose user names none; None where its own types stay as they are."""
+    usual = run.usual_recipe
+    chosen = given.dtype is not None or given.precision is not None or run.adapters is not None
+    return "autocast" if usual == "bf16" and not chosen and run.fake_quantised is None else None
 
 
 def based(run: Run, model: Model | None, given: Given, recipe: Recipe | None = None) -> Run:

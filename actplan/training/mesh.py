@@ -39,12 +39,19 @@ class Mesh(msgspec.Struct, frozen=True):
                 raise InputError(f"{value!r} is no degree", where=f"--{name}", allowed="a whole number from 1")
         if self.sp and self.tp == 1:
             raise InputError("sequence parallelism divides by --tp, which is 1", where="--sp", allowed="--tp 2 or more")
+        if self.vpp > 1 and self.pp == 1:
+            raise InputError("there is one pipeline stage", where="--vpp", allowed="--pp 2 or more")
         if self.stage_ranks % (self.ep * self.etp):
             raise InputError(
                 f"ep × etp = {self.ep} × {self.etp} does not divide dp × cp × tp = "
                 f"{self.dp} × {self.cp} × {self.tp} = {self.stage_ranks}",
                 where="--ep",
             )
+
+    @property
+    def divides_states(self) -> bool:
+        """Whether ranks share out weights, states or micro-batches, which no estimate of activations shows."""
+        return self.dp > 1 or self.pp > 1 or self.vpp > 1
 
     @property
     def degrees(self) -> dict[str, int]:

@@ -186,6 +186,19 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return "fp16-pure" if str(self.dtype) == "fp16" else str(self.dtype)
 
     @property
+    def usual_recipe(self) -> str:
+        """The recipe that most people train such a run with: FSDP over data-parallel ranks, Megatron's distributed
+        optimizer where it is split otherwise, else weights in the run's own type."""
+        mesh = self.mesh
+        if self.stack == "megatron":
+            return "megatron-bf16-dist"
+        if self.adapters is not None or self.precision == "autocast" or str(self.dtype) != "bf16":
+            return self.own_recipe
+        if mesh.pp > 1 or mesh.tp > 1 or mesh.ep > 1:
+            return "megatron-bf16-dist" if self.stack == "transformers" else "fsdp"
+        return "fsdp" if mesh.data_ranks > 1 or self.stack == "torchtitan" else self.own_recipe
+
+    @property
     def loss_kind(self) -> LossKind:
         """What the plan must know of its loss."""
         kind = LOSSES[self.loss]

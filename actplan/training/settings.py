@@ -176,7 +176,6 @@ SETTINGS = (
         "device",
         "Whose kernels run: sdpa, dropout, LayerNorm.",
         "cpu|cuda",
-        default="cpu",
         field="device",
         read=words(Device),
     ),
