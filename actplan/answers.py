@@ -126,8 +126,9 @@ def _budgeted(report: Report, model: Model | TracedModel, run: Run, setup: Setup
         from .traced.budget import with_budget
 
         return with_budget(report, model.ledger, run, setup)
+    from .memory.remedies import Known
     from .memory.routing import routing
-    from .memory.verdict import Known, fit
+    from .memory.verdict import fit
     from .notes.budget import with_budget_notes
 
     found, job = budget_of(model, run, setup)

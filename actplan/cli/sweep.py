@@ -79,9 +79,8 @@ class _Sweep:
     """What the options span: models, settings of the run, recipes, optimizers and devices."""
 
     def __init__(self, model: ModelOptions, run: RunOptions, budget: Setup) -> None:
-        from ..sweeps.rows import Axis, size
-
         from ..answers import check_price
+        from ..sweeps.rows import Axis, size
 
         check_price(budget)
         self.model, self.run = model, run

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .gpus import Allocator, Gpu
     from .job import Job
     from .states import PipelineSplit
-    from .verdict import Target
+    from .target import Target
 
 ZERO_GRAD = ("none", "zeros")
 OFFLOADED = ("parameters", "optimizer", "activations")
@@ -234,7 +234,7 @@ def target_of(setup: Setup, gpu: Gpu | None) -> Target | None:
 
     Raises InputError for a word that is not known, or for `fit_on` and `strict` without a limit.
     """
-    from .verdict import FIT_ON, Target
+    from .target import FIT_ON, Target
 
     if setup.fit_on not in FIT_ON:
         raise InputError(

@@ -15,6 +15,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "wo
 WORDS = {"loss": "logits and loss"}
 PHASES = {"forward_loss": "forward, loss", "backward": "backward", "optimizer_step": "optimizer step"}
 BAR_WIDTH = 20
+SHOWN_REMEDIES = 5
 
 
 def blocks(report: Report, view: View) -> list[Block]:
@@ -84,6 +85,7 @@ def _remedies(fit: Fit) -> Iterator[Block]:
         Column("GiB", right=False),
         Column("verdict", right=False),
         Column("extra FLOPs"),
+        Column("GPUs"),
         Column("its cost", right=False, spare=1),
     )
     rows = tuple(
@@ -92,9 +94,10 @@ def _remedies(fit: Fit) -> Iterator[Block]:
             f"{gib(remedy.device_bytes.low)} to {gib(remedy.device_bytes.high)}",
             remedy.verdict,
             percent(remedy.recompute_flops_fraction),
+            whole(remedy.gpus),
             remedy.cost,
         )
-        for remedy in fit.remedies
+        for remedy in fit.remedies[:SHOWN_REMEDIES]
     )
     yield Table(columns, rows)
 

@@ -126,6 +126,7 @@ class Remedy(Part, frozen=True):
     fits: bool
     recompute_flops_fraction: float
     cost: str
+    gpus: int
 
 
 class Fit(Part, frozen=True):

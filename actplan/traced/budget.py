@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..memory.budget import Job
-    from ..memory.verdict import Change
+    from ..memory.changes import Change
     from ..profile.ledger_file import Ledger
     from ..report import Budget
     from ..training import Run
@@ -86,9 +86,9 @@ class _Traced:
         return TracedBody(traced, idle_trained=self.idle_trained), traced.under(run.checkpoint)
 
     def changes(self, run: Run, job: Job) -> Iterator[Change]:
-        from ..memory.verdict import changes_of_any
+        from ..memory.changes import of_any
 
-        return changes_of_any(run, job)
+        return of_any(run, job)
 
 
 def as_traced(ledger: Ledger, run: Run) -> Run:
