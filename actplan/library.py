@@ -101,14 +101,15 @@ def budget(model: Model | TracedModel, run: Run = PLAIN, setup: Setup = NOTHING_
 
     Args:
         model, run: as for `estimate`.
-        setup: recipe, optimizer, device, limit, ...; without a recipe, the usual one of such a run.
+        setup: recipe, optimizer, device, limit, ...; without a recipe, the usual one of such a run;
+            where it is empty, everything is in the run's own type.
 
     Raises:
         InputError: as for `estimate`; a word of the setup that is not known, or that contradicts the run.
     """
-    if not setup.wanted:
-        # a setup that names nothing of a budget asks for none; this says the default aloud
-        setup = replace(setup, allocator="default")
+    if not setup.wanted_of(run):
+        # a setup that names nothing of a budget asks for none; this one is of the run as it is
+        setup = replace(setup, recipe=run.own_recipe)
     report = answers.estimate(model, _settled(model, run, setup), setup)
     return BudgetReport(**_parts(report))
 

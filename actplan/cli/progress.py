@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE = 1.0
+PATIENCE = 2.0
 """Seconds without a bar."""
 
 
 def shown(items: Iterable[T], total: int) -> Iterator[T]:
-    """The items, as they come; a bar once they take more than a second and stderr is a terminal."""
+    """The items, as they come; a bar once they take more than two seconds and stderr is a terminal."""
     source = iter(items)
     if sys.stderr is None or not sys.stderr.isatty():
         yield from source

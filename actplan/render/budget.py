@@ -15,7 +15,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "wo
 WORDS = {"loss": "logits and loss"}
 PHASES = {"forward_loss": "forward, loss", "backward": "backward", "optimizer_step": "optimizer step"}
 BAR_WIDTH = 20
-SHOWN_REMEDIES = 5
+SHOWN_REMEDIES = 6
 
 
 def blocks(report: Report, view: View) -> list[Block]:

@@ -33,8 +33,8 @@ def answer(*arguments: str) -> tuple[int, dict[str, object]]:
     [
         (("--gpu", "h100-80gb"), 0),
         (("--gpu", "H100-80GB"), 0),
-        (("--gpu", "t4"), 0),  # tight
-        (("--gpu", "t4", "--strict"), 1),
+        (("--gpu", "t4", "--recipe", "bf16"), 0),  # tight
+        (("--gpu", "t4", "--recipe", "bf16", "--strict"), 1),
         (("--limit", "76GiB"), 0),
         (("--limit", "1GiB"), 1),
         (("--recipe", "bf16"), 0),
