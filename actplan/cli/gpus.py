@@ -19,8 +19,8 @@ def command(
     output.kind()
     from ..memory.gpus import all_gpus, load_gpu
     from ..render import gpus as view
-    from ..report import SCHEMA_VERSION
+    from ..report import STAMP
 
     gpus = all_gpus() if name is None else [load_gpu(name)]
-    data = {"schema_version": SCHEMA_VERSION, "gpus": view.records(gpus)}
+    data = {**STAMP, "gpus": view.records(gpus)}
     output.emit(data, lambda: view.blocks(gpus), lambda: view.sheet(gpus))

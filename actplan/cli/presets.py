@@ -56,8 +56,8 @@ def _list(output: OutputOptions) -> None:
     from ..answers import model_info
     from ..model.reading import load_model, preset_names
     from ..render import presets as view
-    from ..report import SCHEMA_VERSION
+    from ..report import STAMP
 
     models = [model_info(load_model(name, preset=True), COUNTING) for name in preset_names()]
-    data = {"schema_version": SCHEMA_VERSION, "presets": view.records(models)}
+    data = {**STAMP, "presets": view.records(models)}
     output.emit(data, lambda: view.blocks(models), lambda: view.sheet(models))

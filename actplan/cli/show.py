@@ -51,7 +51,7 @@ def shown(files: list[str], model: ModelOptions, gpus: str | None) -> dict[str, 
     from ..configs.planning import planned
     from ..configs.reading import count_microbatches
     from ..configs.vocabulary import FIELDS
-    from ..report import SCHEMA_VERSION
+    from ..report import STAMP
     from .from_files import command_line, explicit, find_model, whole_gpus
 
     reading = read_files(files)
@@ -66,7 +66,7 @@ def shown(files: list[str], model: ModelOptions, gpus: str | None) -> dict[str, 
     ignored = [{"field": one.field, "reason": one.says} for one in reading.with_outcome("ignored")]
     model_name = {} if reading.model is None else {"model": reading.model}
     return {
-        "schema_version": SCHEMA_VERSION,
+        **STAMP,
         "tool": reading.tool,
         "files": list(reading.files),
         **model_name,

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def show(path: str, model: ModelOptions, run: RunOptions, budget: Setup, output: OutputOptions) -> int:
     """The peaks of a snapshot; where a model is named, the budget of its run too, and how far they are apart."""
-    from ..report import SCHEMA_VERSION
+    from ..report import STAMP
     from ..trace import read_snapshot
     from ..trace import views as view
 
     peaks = read_snapshot(path)
     found: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+        **STAMP,
         "device": peaks.device,
         "allocated_bytes": peaks.allocated_bytes,
         "reserved_bytes": peaks.reserved_bytes,

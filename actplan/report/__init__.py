@@ -43,6 +43,8 @@ from .part import Part
 from .plan import Alternative, Extent, FrontierPoint, Largest, Plan, PlanRemedy, PlanUnit, Slowdown
 
 SCHEMA_VERSION = 1
+STAMP: dict[str, object] = {"schema_version": SCHEMA_VERSION, "actplan_version": __version__}
+"""How every JSON object begins."""
 
 
 class Note(Part, frozen=True):
@@ -90,6 +92,7 @@ def to_json(report: object) -> bytes:
 
 __all__ = [
     "SCHEMA_VERSION",
+    "STAMP",
     "Accounting",
     "Alternative",
     "Autograd",

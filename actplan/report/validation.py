@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
+from ..basics import __version__
 from . import SCHEMA_VERSION
 from .part import Part
 
@@ -77,5 +78,6 @@ class Validation(Part, frozen=True, kw_only=True):
     """What `actplan validate` prints as JSON."""
 
     schema_version: int = SCHEMA_VERSION
+    actplan_version: str = __version__
     records: tuple[Validated, ...] = ()
     summary: Summary

@@ -8,7 +8,7 @@ from typing import Any
 from ..render.blocks import Block, Column, Line, Note, Table
 from ..render.csv import Sheet
 from ..render.numbers import gib, whole
-from ..report import SCHEMA_VERSION
+from ..report import STAMP
 from .options import TraceOptions
 from .result import TraceResult
 
@@ -18,7 +18,7 @@ Found = Mapping[str, Any]
 def report(traced: TraceResult, options: TraceOptions) -> dict[str, Any]:
     """A traced step as JSON: its numbers, every saved tensor, and what is alive at the peaks."""
     return {
-        "schema_version": SCHEMA_VERSION,
+        **STAMP,
         "model": {
             "name": traced.name,
             "num_layers": traced.num_layers,
