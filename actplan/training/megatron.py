@@ -73,11 +73,8 @@ class MegatronOptions(StackOptions, frozen=True):
         return "eager" if self.transformer_impl == "local" else "cudnn"
 
     def scratch(self) -> dict[str, bool]:
-        """Return that Transformer Engine has scratch of its own, and that deterministic products need more."""
-        return {
-            "deterministic": self.deterministic_mode,
-            "transformer_engine": self.transformer_impl == "transformer_engine",
-        }
+        """Return that deterministic products need more; Transformer Engine's own is counted with its layers."""
+        return {"deterministic": self.deterministic_mode}
 
     def kept_share(self, mesh: Mesh) -> int:
         """Return the tensor-parallel ranks, where `distribute_saved_activations` is on."""

@@ -62,8 +62,7 @@ class StackOptions(Spec, frozen=True):
         return self
 
     def scratch(self) -> dict[str, bool]:
-        """Return what decides the scratch memory of products: `deterministic`, `transformer_engine`
-        (`memory.gpus.library_workspace`)."""
+        """Return what decides the scratch memory of cuBLAS (`memory.gpus.library_workspace`)."""
         return {}
 
     def loss_kind(self, kind: LossKind) -> LossKind:

@@ -133,6 +133,8 @@ def _model(args: Arguments, vocabulary: int | None) -> tuple[str, ...]:
         raise UnexpressedError(error.message()) from None
     if document is None:
         raise UnexpressedError("the model's sizes are not all in the arguments")
+    if "moe" in document and not args.flag("swiglu"):
+        raise UnexpressedError("--num-experts without --swiglu: experts without a gate")
     if "kinds" in document:
         raise UnexpressedError("--moe-layer-freq: layers with and without experts")
     learned = args.word("position-embedding-type", "learned_absolute") == "learned_absolute"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from .megatron_arguments import device_of, megatron_words
+from .megatron_arguments import BASES, EXPERTS, LATENT, device_of, megatron_words
 from .records import Fields, Record, UnexpressedError
 from .shapes import model_words, nearest
 
@@ -117,7 +117,7 @@ def _trained(record: Fields, recipe: str) -> tuple[str, ...]:
 # --- megatron_autograd.json -----------------------------------------------------------------------------------
 
 TOTALS = ("saved_bytes", "end_forward_bytes", "peak_forward_bytes", "peak_backward_bytes")
-BASES = ("llama-3-8b", "llama-2-7b", "qwen3-8b", "gpt2")
+HYBRID, HYBRID_EXPERTS = ("qwen-27b",), ("qwen3.5-35b-a3b", "qwen3-next-80b-a3b")
 ACTIVATIONS = {"gelu": ("gelu", False), "swiglu": ("silu", True), "geglu": ("gelu", True), "srelu": ("relu2", False)}
 SETTINGS = {
     "grad_fusion": "gradient_accumulation_fusion",
@@ -129,12 +129,22 @@ SETTINGS = {
     "deterministic": "deterministic_mode",
     "distribute": "distribute_saved_activations",
 }
+OF_EXPERTS = {
+    "dispatcher": "moe_token_dispatcher_type",
+    "grouped_gemm": "moe_grouped_gemm",
+    "permute_fusion": "moe_permute_fusion",
+    "router_dtype": "moe_router_dtype",
+    "pre_softmax": "moe_router_pre_softmax",
+    "lb": "moe_router_load_balancing_type",
+    "aux_coeff": "moe_aux_loss_coeff",
+    "z_coeff": "moe_z_loss_coeff",
+    "expert_bias": "moe_router_enable_expert_bias",
+    "capacity": "moe_expert_capacity_factor",
+    "pad_to_capacity": "moe_pad_expert_input_to_capacity",
+}
 PLAIN = {"softmax_fp32": False, "deterministic": False, "distribute": False}
 """What each setting is by default, where that is not on."""
 NOT_PLANNED = {
-    "mla": "latent attention",
-    "gdn_freq": "Gated DeltaNet",
-    "experts": "experts",
     "mtp": "multi-token prediction",
     "fp32_residual": "an fp32 residual stream",
     "frozen": "frozen weights",
@@ -172,6 +182,8 @@ def _traced(args: Fields) -> tuple[str, ...]:
     for name, what in NOT_PLANNED.items():
         if values.get(name):
             raise UnexpressedError(f"{what}, as Megatron-Core runs it")
+    if values.get("experts") and values.get("moe_freq") != 1 and not values.get("mla"):
+        raise UnexpressedError("layers with and without experts")
     if values.get("pp") != 1:
         raise UnexpressedError("one stage of a pipeline on its own")
     activation, gated = ACTIVATIONS[args.text("act")]
@@ -200,14 +212,82 @@ def _traced(args: Fields) -> tuple[str, ...]:
         "mlp.gated": gated,
         "mlp.bias": bias,
     }
+    if values.get("experts"):
+        fields |= _of_experts(values)
+        if not values.get("mla"):  # of latent attention some layers have a dense network
+            fields = {name: value for name, value in fields.items() if not name.startswith("mlp.")}
+    bases: tuple[str, ...] = EXPERTS if values.get("experts") else BASES
+    if values.get("mla"):
+        fields = {name: value for name, value in fields.items() if not name.startswith("attention.")} | _latent(values)
+        bases = LATENT
+    if values.get("gdn_freq"):
+        fields |= _delta(values)
+        bases = HYBRID_EXPERTS if values.get("experts") else HYBRID
+    if "layers" in fields:
+        del fields["num_layers"]
     return (
-        *(*nearest(fields, BASES), "--stack", "megatron"),
+        *(*nearest(fields, bases), "--stack", "megatron"),
         *(word for text in _trace_settings(values) for word in ("--stack-set", text)),
         *("--seq", str(args.number("seq")), "--batch", str(args.number("mbs"))),
         *("--attention", OF_TRACES[args.text("attn")], *_trace_policy(values)),
         *(("--loss", "none") if values.get("no_logits") else ()),
-        *(w for name in ("tp", "cp") if int(str(values.get(name, 1))) > 1 for w in _degree(name, values)),
+        *_trace_mesh(values),
         *(("--sp",) if values.get("sp") and int(str(values.get("tp", 1))) > 1 else ()),
+    )
+
+
+def _of_experts(values: Mapping[str, object]) -> dict[str, object]:
+    return {
+        "moe.num_experts": values["experts"],
+        "moe.num_experts_per_tok": values["topk"],
+        "moe.moe_intermediate_size": values.get("moe_ffn") or values["ffn"],
+        "moe.router": "sigmoid" if values.get("score") == "sigmoid" else "softmax",
+        "moe.n_group": values.get("groups") or 1,
+        "moe.topk_group": values.get("group_topk") or 1,
+        "moe.shared_expert_intermediate_size": values.get("shared_ffn"),
+        "moe.shared_expert_gate": bool(values.get("shared_gate")),
+    }
+
+
+def _latent(values: Mapping[str, object]) -> dict[str, object]:
+    of, count, often = "latent_attention", int(str(values["layers"])), values.get("moe_freq")
+    routed = often if isinstance(often, list) else [int(number % int(str(often or 1)) == 0) for number in range(count)]
+    kinds = [of if values.get("experts") and one else f"{of}_dense" for one in routed]
+    return {
+        "layers": ", ".join(f"1 x {kind}" for kind in kinds),
+        f"{of}.num_attention_heads": values["heads"],
+        f"{of}.q_lora_rank": values["q_lora"],
+        f"{of}.kv_lora_rank": values["kv_lora"],
+        f"{of}.qk_nope_head_dim": values["qk_dim"],
+        f"{of}.qk_rope_head_dim": values["rope_dim"],
+        f"{of}.v_head_dim": values["v_dim"],
+        f"{of}.dropout": values.get("attn_dropout", 0.0),
+    }
+
+
+def _delta(values: Mapping[str, object]) -> dict[str, object]:
+    of, often, count = "gated_deltanet", int(str(values["gdn_freq"])), int(str(values["layers"]))
+    kinds = ["full_attention" if (number + 1) % often == 0 else of for number in range(count)]
+    return {
+        "layers": ", ".join(f"1 x {kind}" for kind in kinds),
+        f"{of}.num_key_heads": values["gdn_k_heads"],
+        f"{of}.num_value_heads": values["gdn_v_heads"],
+        f"{of}.key_head_dim": values["gdn_k_dim"],
+        f"{of}.value_head_dim": values["gdn_v_dim"],
+        f"{of}.conv_kernel_size": values["gdn_conv"],
+    }
+
+
+def _trace_mesh(values: Mapping[str, object]) -> tuple[str, ...]:
+    """The degrees of a trace; data-parallel ranks are as many as its experts' ranks need."""
+    degrees = {name: int(str(values.get(name) or 1)) for name in ("tp", "cp", "ep")}
+    etp = int(str(values.get("etp") or (degrees["tp"] if values.get("experts") else 1)))
+    ranks = max(1, -(-degrees["ep"] * etp // (degrees["tp"] * degrees["cp"])))
+    named = {"dp": ranks, **degrees, "etp": etp}
+    kind = {"a2a": "all-to-all", "all_gather": "all-gather"}.get(str(values.get("cp_comm")), "ring")
+    return (
+        *(word for name, degree in named.items() if degree > 1 for word in (f"--{name}", str(degree))),
+        *(("--cp-attention", kind) if degrees["cp"] > 1 else ()),
     )
 
 
@@ -219,6 +299,9 @@ def _trace_settings(values: Mapping[str, object]) -> list[str]:
     for name, own in SETTINGS.items():
         if values.get(name) is not PLAIN.get(name, True):
             found.append(f"{own}={str(values.get(name)).lower()}")
+    if values.get("experts"):
+        given = ((own, values.get(name)) for name, own in OF_EXPERTS.items())
+        found += [f"{own}={str(value).lower()}" for own, value in given if value is not None]
     return found
 
 

@@ -86,6 +86,8 @@ def _mesh(record: Fields) -> tuple[str, ...]:
 
 TOTALS = ("end_forward_bytes", "peak_forward_bytes", "peak_backward_bytes")
 POLICIES = {"none": "none", "full": "layer", "selective": per_op(FUSED), "layer2": "one-in:2"}
+EVERY = {"none": 0, "full": 1, "selective": 1, "layer2": 2}
+"""Which layers each checkpoints: every one, every second, none."""
 LOSSES = {"plain": "naive", "chunked": "torchtitan"}
 
 
@@ -102,7 +104,7 @@ def read_trace(record: Fields, config: Callable[[str], str]) -> Record:
     except UnexpressedError as error:
         reason = str(error)
     measured = record.sizes(TOTALS if args.values.get("no_logits") else ("saved_bytes", *TOTALS))
-    layers = _layers(record, args.text("ac") != "none")
+    layers = _layers(record) if reason is None else []
     measured |= {f"layer_saved_bytes:{number}": size for number, size in enumerate(layers)}
     return Record(
         id=record.text("id"),
@@ -129,11 +131,15 @@ def _traced(args: Fields, torch: str) -> tuple[str, ...]:
     )
 
 
-def _layers(record: Fields, checkpointed: bool) -> list[int]:
+def _layers(record: Fields) -> list[int]:
     """Return the saved bytes of each layer; a checkpointed layer's input belongs to it, and not to what made it."""
+    args = record.inside("args")
     found = {int(name.rpartition(".")[2]): int(str(size)) for name, size in record.mapping("layer_saved_bytes").items()}
-    sizes = [found.get(number, 0) for number in range(record.inside("args").number("layers"))]
-    boundary = int(str(record.mapping("outside_layers").get("tok_embeddings", 0))) if checkpointed else 0
-    if boundary:
-        sizes[-1] += boundary
+    sizes = [found.get(number, 0) for number in range(args.number("layers"))]
+    every = EVERY[args.text("ac")]
+    boundary = int(str(record.mapping("outside_layers").get("tok_embeddings", 0)))
+    for number in range(0, len(sizes), every) if every else ():
+        sizes[number] += boundary
+        if number:
+            sizes[number - 1] -= boundary
     return sizes

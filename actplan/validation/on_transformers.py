@@ -1,4 +1,4 @@
-"""Runs of Transformers and of loops around it, torchtune's and LitGPT's models by the nearest that there is."""
+"""Runs of Transformers and of loops around it; torchtune's models as Transformers' of the same shape."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ LOSSES = (
     (r"chunked_nll", "trl"),
     (r"cewithchunked|chunked ce", "torchtune-output"),
     (r"cut cross", "trl"),
-    (r"naive|hf ce|chunked_cross_entropy|^ce$", "naive"),
+    (r"naive|hf ce|^ce$", "naive"),
 )
 
 
 def words(record: Fields) -> tuple[str, ...]:
     """Return the options of a run. Raises UnexpressedError where the record says too little, or what has no option."""
     values = record.values
+    if "litgpt" in record.text("source").lower():
+        raise UnexpressedError("LitGPT's own modules, which keep other tensors than Transformers'")
     dims = values.get("dims") if isinstance(values.get("dims"), dict) else None
     model = model_words(dims, record.text("model"))  # type: ignore[arg-type]
     if "lora_targets" in values and "precision" in values:
@@ -114,8 +116,6 @@ def _lora(record: Fields, recipe: str, sharded: bool) -> tuple[str, ...]:
         raise UnexpressedError("the rank of the adapters is not said")
     targets = "all-linear" if "all" in recipe else "q_proj,v_proj" if "q,v" in recipe else None
     targets = "q_proj,k_proj,v_proj" if "c_attn" in recipe else targets
-    if targets == "q_proj,v_proj" and "StableLM-Alpha" in record.text("model"):
-        targets = "query_key_value"  # GPT-NeoX's layers have them in one
     if targets is None:
         if "vramcalc" not in record.text("source"):
             raise UnexpressedError("what the adapters are on is not said")

@@ -8,6 +8,7 @@ from ...autograd import Tape
 from ...model import Model
 from ...training import Run
 from ...training.policies import Policy, Segment
+from ..stack import Stack
 from ..walking import NOTHING_KEPT, Keeps, Walk
 from . import limits
 from . import model as layers
@@ -36,7 +37,7 @@ class Torchtitan:
         """Refuse a policy that torchtitan has no setting for."""
         limits.check_policy(run)
 
-    def recomputes(self, policy: Policy) -> bool:
+    def recomputes(self, policy: Policy, run: Run) -> bool:
         """Tell whether each block is checkpointed on its own, or none (`limits.POLICIES`)."""
         return isinstance(policy, limits.POLICIES)
 
@@ -61,4 +62,4 @@ class Torchtitan:
         return OUTSIDE.get(module, "loss")
 
 
-STACK = Torchtitan()
+STACK: Stack = Torchtitan()
