@@ -22,6 +22,7 @@ COMMANDS = {
     "ledger": "Every saved tensor, with its shape, its bytes and the reason it is kept.",
     "validate": "Published and measured records run through the planner: predicted, measured, how far off.",
     "show": "What another tool's configuration file says, field by field.",
+    "export": "A run or a plan as another tool's own settings, or your file with the needed lines changed.",
     "trace": "The same ledger from a real PyTorch model on fake tensors; compare; memory snapshots.",
     "presets": "The built-in models: list them, or show one as a specification.",
     "gpus": "The devices that --gpu knows, with their capacity.",

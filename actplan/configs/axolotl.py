@@ -55,6 +55,13 @@ _UNPLANNED = {
     "use_kernels": "kernels from the hub",
     "optim_target_modules": "the optimizer's low-rank modules",
     "fp32_norms": "norms in fp32",
+    "llama4_linearized_experts": "experts as linears of their own",
+    "use_eaft": "an objective of its own",
+    "flash_attn_fuse_mlp": "an MLP of flash-attn's",
+    "flash_attn_rms_norm": "norms of flash-attn's",
+    "flash_optimum": "BetterTransformer",
+    "nvfp4_merge_aware": "training aware of NVFP4",
+    "expert_parallel_token_capacity": "Axolotl's expert parallelism",
     "model_quantization_config": "a checkpoint that is dequantised while it is loaded",
 }
 
@@ -161,7 +168,7 @@ def _types(fields: Fields) -> None:
     reading, facts = fields.reading, fields.reading.facts
     values = fields.values
     brain = values.get("bf16", "auto")
-    half = fields.flag("fp16") or fields.flag("float16")
+    half = fields.flag("fp16", "float16")
     pure = fields.flag("bfloat16")
     mixed_precision(fields)
     if brain == "auto" and "fp16" not in facts.get("mixed", ""):
@@ -266,7 +273,7 @@ def _kernels(fields: Fields) -> None:
     plain = fields.flag("liger_cross_entropy") and liger
     flash = fields.flag("flash_attn_cross_entropy")
     fields.get("liger_use_token_scaling", "cut_cross_entropy")
-    own = fields.section("trl").flag("use_liger_loss") or fields.flag("dpo_use_liger_kernel")
+    own = fields.flag("dpo_use_liger_kernel") | fields.section("trl").flag("use_liger_loss")
     if fused or cut or own:
         fields.decide("loss", "linear-fused")
     elif chunked:

@@ -83,7 +83,8 @@ def lora_kernels(fields: Fields) -> None:
     """The Triton kernels for adapters, which turn themselves on (config.py, check_auto_enable_lora_kernels)."""
     keys = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
     given = [key for key in keys if fields.values.get(key) is not None]
-    on = any(fields.flag(key) for key in keys)
+    flags = [fields.flag(key) for key in keys]
+    on = any(flags)
     fields.told("LoRA's Triton kernels")
     adapter = fields.values.get("adapter")
     if adapter not in ("lora", "qlora"):

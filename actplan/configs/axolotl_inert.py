@@ -5,7 +5,9 @@ from __future__ import annotations
 from .fields import Inert
 
 INERT = Inert(
-    """strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
+    """freeze_mm_modules model_quantization_config_kwargs eaft_alpha eaft_k test_value lisa_step_interval
+    lisa_layers_attribute relora_prune_ratio relora_cpu_offload expert_parallel_num_nvl_bytes dsv4_fp4_grouped_mode
+    strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x
     mean_resizing_embeddings shrink_embeddings reinit_weights center_rewards_coefficient datasets test_datasets
     shuffle_merged_datasets shuffle_before_merging_datasets skip_prepare_dataset num_dataset_shards_to_save
     remove_unused_columns push_dataset_to_hub hf_use_auth_token device device_map world_size local_rank ddp_timeout

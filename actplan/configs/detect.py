@@ -77,6 +77,7 @@ def tool_of(values: Mapping[str, Any]) -> str:
     """Return the framework that has these keys, nothing where they tell none."""
     keys = set(values)
     rules: tuple[tuple[str, bool], ...] = (
+        ("megatron-bridge", _is_nemo(values.get("MODEL_ARGS"))),
         ("megatron", "MODEL_ARGS" in keys or "language_model" in keys or "model_parallel" in keys),
         ("accelerate", bool(keys & {"compute_environment", "distributed_type"})),
         ("deepspeed", bool(keys & {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
@@ -89,9 +90,15 @@ def tool_of(values: Mapping[str, Any]) -> str:
             and bool(keys & {"training", "parallelism"})),
         ("ms-swift", bool(keys & {"tuner_type", "train_type", "quant_bits"})),
         ("trl", bool(keys & {"per_device_train_batch_size", "model_name_or_path", "output_dir", "learning_rate"})),
-        ("megatron-bridge", bool(keys & {"model", "train", "ddp", "mixed_precision", "optimizer"})),
+        ("megatron-bridge", any(isinstance(values.get(key), Mapping) for key in ("model", "train", "ddp", "optimizer"))
+            or "mixed_precision" in keys),
     )  # fmt: skip
     return next((tool for tool, fits in rules if fits), "")
+
+
+def _is_nemo(args: object) -> bool:
+    """Whether the arguments of a test case have NeMo's names."""
+    return isinstance(args, Mapping) and any(str(key).startswith(("trainer.", "model.config.")) for key in args)
 
 
 def _has_component(values: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ..basics.errors import InputError, nearest
 from .reading import Became, Reading
+from .shell_words import is_unset
 
 _NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.0*)?(?:[eE]\+?\d{1,2})?\Z|[-+]?\d{1,12}\.\d{1,12}[eE]\+?\d{1,2}\Z")
 _TRUE = ("true", "yes", "on", "1")
@@ -59,7 +60,7 @@ class Fields:
     def flag(self, *keys: str, default: bool = False) -> bool:
         """Return a boolean, also from the words that frameworks take for one."""
         value = self.get(*keys)
-        if value is None or value == "":
+        if value is None or value == "" or self._open(keys[0], value):
             return default
         if isinstance(value, bool):
             return value
@@ -73,6 +74,8 @@ class Fields:
         value = self.get(*keys)
         if value is None or value in ("", "null", "None"):
             return default
+        if self._open(keys[0], value):
+            return None
         found = whole(value)
         if found is None or found < least:
             raise InputError(
@@ -80,10 +83,19 @@ class Fields:
             )
         return found
 
+    def _open(self, key: str, value: object) -> bool:
+        """Whether a value is one that only the machine knows; that is said."""
+        if not is_unset(value):
+            return False
+        said = f"{self.prefix}{key} {shown(value)}: not in the file"
+        if said not in self.reading.unreadable:
+            self.reading.unreadable.append(said)
+        return True
+
     def share(self, *keys: str, default: float) -> float:
         """Return a number such as 0.05."""
         value = self.get(*keys)
-        if value is None or value == "":
+        if value is None or value == "" or self._open(keys[0], value):
             return default
         try:
             found = float(str(value)[:40])
@@ -115,6 +127,9 @@ class Fields:
 
         `default`: the framework's file that decides where none of the keys stands in this one.
         """
+        if value is None:  # a variable that only the machine knows
+            self._told("not in the file")
+            return
         keys = self._told(f"{field}: {shown(value)}")
         self.reading.set(field, value, default=None if keys or default is None else default)
 

@@ -91,6 +91,8 @@ def optimizer(fields: Fields, *keys: str) -> str:
     word = fields.word(*keys).replace("OptimizerNames.", "").lower()
     found = OPTIMIZERS.get(word, word.replace("_", "-")) if word else "adamw"
     fields.decide("optimizer", found, DEFAULT_OPTIMIZER)
+    if found == "adamw":  # torch's default on a GPU is foreach
+        fields.reading.more["optimizer"] = "adamw" if word == "adamw_torch" else "adamw-fused"
     if found in ("adamw-8bit", "paged-adamw-8bit"):
         fields.reading.note_default("optimizer", "32-bit states for nn.Embedding, 8-bit for the rest", EMBEDDINGS_32)
     return found

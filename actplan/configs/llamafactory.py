@@ -317,7 +317,7 @@ def _kernels(fields: Fields, task: str) -> None:
 def _optimizer(fields: Fields) -> None:
     reading = fields.reading
     optimizer(fields, "optim")
-    layerwise = fields.flag("galore_layerwise") or fields.flag("apollo_layerwise")
+    layerwise = fields.flag("galore_layerwise") | fields.flag("apollo_layerwise")
     for key, name in (("use_galore", "galore-adamw"), ("use_apollo", "apollo-adamw"), ("use_badam", "badam"),
                       ("use_adam_mini", "adam-mini"), ("use_muon", "muon")):  # fmt: skip
         if fields.flag(key):

@@ -50,11 +50,11 @@ def read(values: Mapping[str, Any], source: Source) -> Reading:
     return read_arguments(flat, source)
 
 
-def read_arguments(args: Mapping[str, Any], source: Source) -> Reading:
+def read_arguments(args: Mapping[str, Any], source: Source, *, tool: str = "megatron") -> Reading:
     """Return what Megatron-LM's arguments say."""
     named = {str(key).lstrip("-").replace("_", "-"): value for key, value in args.items()}
     named = {key: True if is_unset(value) and key in INERT_FLAGS else value for key, value in named.items()}
-    reading = Reading(tool="megatron", files=(source.where,))
+    reading = Reading(tool=tool, files=(source.where,))
     fields = Fields(named, reading, source.where)
     mesh(fields)
     _batch(fields)
@@ -313,6 +313,17 @@ def _rest(fields: Fields) -> None:
         ("export-kd-teacher-load", "a distillation teacher"),
         ("hybrid-override-pattern", "a hybrid model"),
         ("hybrid-layer-pattern", "a hybrid model"),
+        ("is-hybrid-model", "a hybrid model"),
+        ("mamba-num-heads", "a hybrid model"),
+        ("mamba-head-dim", "a hybrid model"),
+        ("linear-attention-freq", "linear attention"),
+        ("experimental-attention-variant", "another attention"),
+        ("attention-output-gate", "gated attention"),
+        ("cuda-graph-modules", "CUDA graphs keep buffers of their own"),
+        ("cuda-graph-scope", "CUDA graphs keep buffers of their own"),
+        ("window-size", "sliding windows"),
+        ("language-model-type", "a vision model"),
+        ("encoder-num-layers", "an encoder and a decoder"),
         ("spec", "a layer specification in Python"),
         ("heterogeneous-layers-config-path", "layers of different sizes"),
         ("perform-rl-step", "reinforcement learning"),

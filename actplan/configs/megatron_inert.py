@@ -6,18 +6,24 @@ from __future__ import annotations
 from .fields import Inert
 
 INERT = Inert(
-    """adam-beta1 adam-beta2 adam-eps sgd-momentum weight-decay start-weight-decay end-weight-decay
-    weight-decay-incr-style apply-wd-to-qk-layernorm clip-grad lion-beta1 lion-beta2 no-weight-decay-cond-type
-    train-iters train-samples exit-interval exit-duration-in-mins exit-on-missing-checkpoint exit-signal-handler
-    exit-signal manual-gc manual-gc-interval no-manual-gc-eval use-mcore-models use-legacy-models
-    no-check-for-nan-in-loss-and-grad check-for-nan-in-loss-and-grad check-for-large-grads check-for-spiky-loss
-    check-weight-hash-across-dp-replicas-interval rerun-mode error-injection-rate error-injection-type
-    result-rejected-tracker-filename seed data-parallel-random-init init-method-std init-method-xavier-uniform
-    embedding-init-method-std norm-epsilon layernorm-epsilon rotary-base rotary-percent rotary-interleaved
-    rotary-seq-len-interpolation-factor rotary-scaling-factor use-rope-scaling rope-scaling-factor rope-type mscale
-    mscale-all-dim no-rope-fusion apply-rope-fusion no-masked-softmax-fusion masked-softmax-fusion
-    no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion bias-gelu-fusion bias-swiglu-fusion
-    bias-dropout-fusion no-persist-layer-norm persist-layer-norm no-gradient-accumulation-fusion
+    """max-tokens-to-oom temperature top-k top-p num-tokens-to-generate output-path return-log-probs prompts
+    prompt-file model-provider apply-layernorm-1p use-flashinfer-fused-rope flash-decode
+    disable-gloo-process-groups use-te export-te-mcore-model no-record-throughput defer-embedding-wgrad-compute
+    wgrad-deferral-limit out-seq-length decoder-seq-length rotary-embedding-config
+    no-use-tokenizer-model-from-checkpoint-args special-tokens overlap-p2p-communication-warmup-flush
+    microbatch-group-size-per-virtual-pipeline-stage DDP-impl empty-unused-memory-level termination-id
+    use-legacy-static-engine enable-chunked-prefill adam-beta1 adam-beta2 adam-eps sgd-momentum weight-decay
+    start-weight-decay end-weight-decay weight-decay-incr-style apply-wd-to-qk-layernorm clip-grad lion-beta1
+    lion-beta2 no-weight-decay-cond-type train-iters train-samples exit-interval exit-duration-in-mins
+    exit-on-missing-checkpoint exit-signal-handler exit-signal manual-gc manual-gc-interval no-manual-gc-eval
+    use-mcore-models use-legacy-models no-check-for-nan-in-loss-and-grad check-for-nan-in-loss-and-grad
+    check-for-large-grads check-for-spiky-loss check-weight-hash-across-dp-replicas-interval rerun-mode
+    error-injection-rate error-injection-type result-rejected-tracker-filename seed data-parallel-random-init
+    init-method-std init-method-xavier-uniform embedding-init-method-std norm-epsilon layernorm-epsilon rotary-base
+    rotary-percent rotary-interleaved rotary-seq-len-interpolation-factor rotary-scaling-factor use-rope-scaling
+    rope-scaling-factor rope-type mscale mscale-all-dim no-rope-fusion apply-rope-fusion no-masked-softmax-fusion
+    masked-softmax-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion bias-gelu-fusion
+    bias-swiglu-fusion bias-dropout-fusion no-persist-layer-norm persist-layer-norm no-gradient-accumulation-fusion
     gradient-accumulation-fusion no-mmap-bin-files mmap-bin-files num-workers num-dataset-builder-threads split
     mock-data distributed-backend distributed-timeout-minutes distributed-timeout-seconds-after-init local-rank
     rank world-size finetune init-model-with-meta-device use-cpu-initialization overlap-grad-reduce

@@ -8,6 +8,15 @@ from typing import Any
 from .fields import Fields, whole
 
 GPT2 = 50257
+_OTHERS = (
+    *("disable-bias-linear", "normalization", "qk-layernorm", "untie-embeddings-and-output-weights", "kv-channels"),
+    *("group-query-attention", "num-query-groups", "multi-latent-attention", "add-qkv-bias", "position-embedding-type"),
+    *("max-position-embeddings", "use-rotary-position-embeddings", "no-position-embedding", "tokenizer-type"),
+    *("vocab-size", "make-vocab-size-divisible-by", "num-experts", "moe-router-topk", "moe-ffn-hidden-size"),
+    *("moe-layer-freq", "moe-shared-expert-intermediate-size", "moe-router-dtype", "moe-grouped-gemm", "squared-relu"),
+    *("moe-permute-fusion", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"),
+)
+"""Arguments of a model, read where all its sizes are there."""
 _TOKENIZERS = {"GPT2BPETokenizer": GPT2, "Llama2Tokenizer": 32000}
 _PATTERN = re.compile(r"\(?\s*\[\s*(\d)\s*\]\s*\*\s*(\d{1,5})\s*\+\s*\[\s*(\d)\s*\]\s*\*\s*(\d{1,5})\s*\)?\Z")
 
@@ -22,6 +31,8 @@ def document(fields: Fields) -> dict[str, Any] | None:
     own = fields.number("ffn-hidden-size", default=None, least=1)
     fields.told("the model's sizes")
     if not (layers and hidden and heads):
+        fields.get(*_OTHERS)
+        fields.told("the model, whose sizes are not all here")
         return None
     # validate_args: two thirds of 4 h, down to a multiple of 64, for a gated unit
     wide = own or ((4 * hidden * 2 // 3) // 64 * 64 if gated else 4 * hidden)
@@ -29,6 +40,7 @@ def document(fields: Fields) -> dict[str, Any] | None:
     rms = fields.word("normalization", default="LayerNorm") == "RMSNorm"
     qk = fields.flag("qk-layernorm")
     positions = _positions(fields)
+    squared = fields.flag("squared-relu")
     made: dict[str, Any] = {
         "name": "megatron-gpt",
         "title": "Megatron-LM GPT",
@@ -69,7 +81,7 @@ def document(fields: Fields) -> dict[str, Any] | None:
         fields.reading.unreadable.append(f"learned positions: {positions} × {hidden} values")
     made["mlp"] = {
         "intermediate_size": wide,
-        **({} if gated else {"gated": False, "activation": "gelu"}),
+        **({} if gated else {"gated": False, "activation": "relu2" if squared else "gelu"}),
         **({"bias": True} if bias else {}),
     }
     _experts(fields, made, wide, gated)

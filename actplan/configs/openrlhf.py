@@ -13,7 +13,10 @@ from .reading import Reading
 from .vocabulary import PAIRED
 
 INERT = Inert(
-    "module local_rank use_ms optim_placeholder lr_scheduler lr_warmup_ratio min_lr_ratio max_norm l2 seed",
+    """module address port runtime rm runtime-env-json container-image container-mounts shm-size cap-add local_rank
+    use_ms lr_scheduler lr_warmup_ratio min_lr_ratio max_norm l2 seed""",
+    r"actor\.(?!model_name|gradient).* "
+    r"train\.(colocate|partial|agent|force|dynamic_batch|max_tokens)\w* ds\.enable_sleep "
     r"(ckpt|logger|eval|adam|muon|data|rollout|reward|critic|vllm|ray|algo|remote|save|logging|use_wandb|wandb|lr|"
     r"learning|max_epochs|num_episodes|dataset|input|output|apply|eval_\w+|tokenizer)[._].* "
     r"train\.(max_epochs|seed|full_determinism_enable|num_episodes|async_\w+) (dataset|eval_dataset|save_path|"

@@ -37,6 +37,7 @@ LOSSES = {
 ALL_LINEAR = ("all-linear", "every Linear", "all Linear", "language-model linears")
 TORCHTUNE_NAMES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "output": "lm_head"}
 BASES = ("none", "nf4", "nf4-double", "fp4", "fp4-double", "int8")
+MEGATRON_TOOLS = ("megatron", "megatron-bridge", "ms-swift", "verl")
 PER_OP = "selective-op"
 """A policy that depends on the names of the model's own products."""
 MEGATRON_MODULES = {"core_attn": "core_attn", "mlp": "mlp", "moe": "mlp"}
@@ -91,7 +92,7 @@ def _sizes(reading: Reading, made: Planned) -> None:
 def _mesh(reading: Reading, made: Planned, gpus: int | None) -> None:
     read, options = reading.read, made.options
     degrees = {name: int(read.get(name) or 1) for name in ("tp", "cp", "pp", "vpp", "ep")}
-    etp = int(read.get("etp") or 1) if degrees["ep"] > 1 or reading.tool in ("megatron", "ms-swift", "verl") else 1
+    etp = int(read.get("etp") or 1) if degrees["ep"] > 1 or reading.tool in MEGATRON_TOOLS else 1
     for name, size in {**degrees, "etp": etp if degrees["ep"] * etp > 1 and _has_experts(reading) else 1}.items():
         if size > 1:
             options[name] = str(size)

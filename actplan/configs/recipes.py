@@ -42,7 +42,7 @@ def recipe(reading: Reading, made: Planned) -> None:
     elif sharding.startswith("fsdp"):
         pure = str(precision).endswith("weights")
         options["recipe"] = "qlora-fsdp" if lora and quantised else "fsdp-bf16" if pure else "fsdp"
-    elif reading.tool in ("megatron", "verl", "ms-swift") and (
+    elif reading.tool in ("megatron", "megatron-bridge", "verl", "ms-swift") and (
         sharding.startswith("megatron") or read.get("kernels") in ("te", "local")
     ):
         _megatron(reading, made, sharding, half)

@@ -14,7 +14,7 @@ from .shell_scan import Expansion, Part, Piece, Scanner, Word
 MOST_TEXT = 1 << 20
 """Characters that all expansions of a script may make together."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_UNSET = re.compile(r"\$\{?[A-Za-z0-9_@*]+\}?\Z")
+_UNSET = re.compile(r"\$\{?[A-Za-z0-9_@*]+\}?\Z|\$\(.*\Z", re.DOTALL)
 
 
 class Variables:
@@ -82,6 +82,9 @@ class Variables:
         try:
             if self.depth > 20:
                 raise InputError("expansions within expansions beyond 20 levels", where=self.where)
+            if part.kind == "command" and part.text.strip().startswith("expr "):
+                found = arithmetic(self.filled(part.text.strip()[5:].replace("\\*", "*")), self)
+                return [f"$({part.text.strip()})" if found is None else str(found)]
             if part.kind == "command":
                 return [] if self.unset_is_empty else [f"$({part.text.strip()})"]
             if part.kind == "number":

@@ -15,7 +15,10 @@ from .reading import Reading
 from .swift_megatron import OWN, task_of
 
 INERT = TRAINER_INERT + Inert(
-    OWN, r"vllm_.* reward_.* eval_.* swanlab_.* cosine_.* gym_.* lmdeploy_.* sglang_.* soft_.*"
+    OWN,
+    r"(config_file|machine_rank|hostfile|ENV|predict_with_generate|router_aux_loss_coef|use_gym_env) "
+    r"lora_ga_.* fipo_.* "
+    r"teacher_.* gkd_.* vllm_.* reward_.* eval_.* swanlab_.* cosine_.* gym_.* lmdeploy_.* sglang_.* soft_.*",
 )
 _LLM = "swift/tuner_plugin/lora_llm.py"
 
@@ -114,7 +117,7 @@ def _extra(fields: Fields, task: str) -> None:
     extra = []
     if task in ("dpo", "kto", "grpo") and "lora" not in fields.reading.read:
         extra.append("frozen reference model, same size and dtype")
-    if fields.flag("use_vllm") and fields.word("vllm_mode") == "colocate":
+    if fields.flag("use_vllm") and fields.values.get("vllm_mode") == "colocate":
         share = fields.values.get("vllm_gpu_memory_utilization", 0.9)
         extra.append(f"vllm rollout, gpu_memory_utilization {shown(share)}")
     fields.get("beta", "num_generations", "max_completion_length", "vllm_mode")

@@ -113,10 +113,13 @@ def _sizes(fields: Fields) -> None:
 _DASHED = Inert("", r"(?:" + "|".join(re.escape(one.replace("_", "-")) for one in OWN.split()) + r")")
 _TRAINER = Inert(" ".join(one.replace("_", "-") for one in TRAINER_INERT.names))
 _MORE = Inert(
-    """bias-activation-fusion moe-grouped-gemm moe-permute-fusion moe-router-dtype masked-softmax-fusion
-    num-train-epochs bridge-backend train-iters freeze-vit freeze-aligner manual-gc-steps
-    vit-gradient-checkpointing use-precision-aware-optimizer padding-free save-only-model attn-impl beta""",
-    r"vllm-.* reward-.* dataloader-.* dataset-.* moe-.*",
+    """bias-activation-fusion moe-grouped-gemm moe-permute-fusion moe-router-dtype masked-softmax-fusion use-vllm
+    max-completion-length num-generations freeze-llm bf16 fp16 to-hf to-mcore mcore-adapter
+    linear-decoupled-in-proj model-kwargs test-convert-precision center-rewards-coefficient num-train-epochs
+    bridge-backend train-iters freeze-vit freeze-aligner manual-gc-steps vit-gradient-checkpointing
+    use-precision-aware-optimizer padding-free save-only-model attn-impl beta""",
+    r"vllm-.* teacher-.* offload-teacher.* tau-.* gym-.* use-gym-.* sft-.* gkd-.* "
+    r"reward-.* dataloader-.* dataset-.* moe-.*",
 )
 INERT = MEGATRON_INERT + _DASHED + _TRAINER + _MORE
 

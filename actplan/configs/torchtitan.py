@@ -49,7 +49,7 @@ def read(values: Mapping[str, Any], source: Source) -> Reading:
     _recomputation(fields)
     _optimizer(fields)
     block = fields.section("compile")
-    on = block.flag("enable") or training.flag("compile")
+    on = block.flag("enable") | training.flag("compile")
     parts = block.words("components") or ["model", "loss"]
     block.decide("compile", on, f"{_JOB} Compile.enable False")
     loss = "naive (compiled, vocab-parallel)" if on and "loss" in parts else "naive (vocab-parallel)"

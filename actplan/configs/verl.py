@@ -95,7 +95,7 @@ def _sft(fields: Fields) -> None:
     reading.set("loss", "naive", "fsdp_sft_trainer.py: cross-entropy on whole logits")
     strategy = fields.word("model.strategy", default="fsdp2").lower()
     fields.decide("sharding", "fsdp2" if strategy == "fsdp2" else "fsdp1", "sft_trainer.yaml strategy fsdp2")
-    host = fields.flag("model.fsdp_config.cpu_offload") or fields.flag("model.fsdp_config.offload_params")
+    host = fields.flag("model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params")
     fields.decide("offload", ["params", "grads", "optimizer"] if host else [], "sft_trainer.yaml cpu_offload False")
     _types(fields, "model.fsdp_config.model_dtype")
     _lora(fields, "model.", "sft_trainer.yaml")
@@ -338,7 +338,7 @@ def _states(fields: Fields, actor: str, core: str) -> None:
 def _models(fields: Fields, megatron: bool) -> None:
     reading = fields.reading
     extra = []
-    kl = fields.flag("actor_rollout_ref.actor.use_kl_loss") or fields.flag("algorithm.use_kl_in_reward")
+    kl = fields.flag("actor_rollout_ref.actor.use_kl_loss") | fields.flag("algorithm.use_kl_in_reward")
     fields.told(f"a reference model: {'yes' if kl else 'no'}")
     host = str(fields.values.get("actor_rollout_ref.ref.megatron.param_offload" if megatron else
                                  "actor_rollout_ref.ref.fsdp_config.param_offload", "")).lower() == "true"  # fmt: skip
