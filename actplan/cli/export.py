@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TRAINERS = ("hf", "trl", "axolotl", "llamafactory", "torchtitan")
 """Whose settings name an optimizer."""
-PLANS = {"megatron": "megatron", "torchtitan": "torchtitan", "torch": "torch", "jax": "torch", "tf": "torch"}
+PLANS = {"megatron": "megatron", "torchtitan": "torchtitan", "torch": "torch"}
 """What of `plan --only` a framework can run; a file of the others says whether layers are checkpointed, no more."""
 
 
@@ -36,7 +36,9 @@ def command(
     to: Annotated[
         str | None,
         Option(
-            "--to", metavar="TOOL", help="hf, trl, accelerate, deepspeed, axolotl, llamafactory, megatron, torchtitan."
+            "--to",
+            metavar="TOOL",
+            help="hf, trl, accelerate, deepspeed, axolotl, llamafactory, megatron, torchtitan, torch.",
         ),
     ] = None,
     edit: Annotated[
@@ -54,12 +56,10 @@ def command(
     With --edit the file is read first, as with --from, and the options say what is to be different. What a tool has no
     setting for is refused, with the nearest that it has.
     """
-    from .output import write, write_file
-
     if to is None:
         from ..configs.writing import WRITERS
 
-        raise InputError("no tool to write for", where="export", choices=WRITERS)
+        raise InputError("no tool to write for", where="export", choices=(*WRITERS, "torch"))
     if edit is not None and not files.from_:
         files = dataclasses.replace(files, from_=[edit])
     name = model.model or model.preset
@@ -73,20 +73,45 @@ def command(
 
     if not isinstance(loaded, Model):
         raise InputError("a ledger has no settings", where="--ledger", allowed="--preset, --model or --from")
+    policy = None
     if plan is not None:
         policy = _planned(loaded, settled, to, plan)
         if policy is None:
             return 1
         run = RunOptions(**{**run.said, "checkpoint": policy})
+    if to == "torch":
+        return _written(_module(loaded, settled, policy, edit), output)
     words = words_of(name, run, budget)
     if edit is None and "optimizer" not in words.options and to in TRAINERS and budget.recipe is not None:
         words.options["optimizer"] = _own_optimizer(budget.recipe)
-    text = _text(to, edit, words, loaded, settled)
+    return _written(_text(to, edit, words, loaded, settled), output)
+
+
+def _written(text: str, output: str | None) -> int:
+    from .output import write, write_file
+
     if output is None or output == "-":
         write(text)
     else:
         write_file(Path(output), text)
     return 0
+
+
+def _module(model: Model, run: Run, planned: str | None, edit: str | None) -> str:
+    """The module of PyTorch that checkpoints the run's segments, or the plan's."""
+    from ..checkpointing.segmented import segmented
+    from ..configs.writing.modules import module
+    from ..training.policies import parse_policy, recomputed_parts
+
+    if edit is not None:
+        raise InputError("a module of PyTorch is written whole", where="--edit", allowed="without --edit")
+    policy = run.checkpoint if planned is None else parse_policy(planned)
+    if recomputed_parts(policy):
+        raise InputError(
+            f"torch cannot express --checkpoint {policy}", where="--to", allowed="whole layers, selective:"
+        )
+    found = segmented(model, run, policy)
+    return module(found.segments, found.keeps, model.num_layers, f"{model.name} by {policy}")
 
 
 def words_of(name: str | None, run: RunOptions, budget: Setup) -> Words:
@@ -116,13 +141,12 @@ def _text(to: str, edit: str | None, words: Words, model: Model, run: Run) -> st
     if edit is None:
         return text_of(to, new)
     from ..basics.files import read_text, short_path
-    from ..configs.files import MOST_BYTES
     from ..configs.writing.editing import edited
 
     old = _of_file(to, edit)
     missing = object()
     changes = {path: value for path, value in new.items() if old.get(path, missing) != value and path != _MODEL.get(to)}
-    return edited(read_text(edit, limit=MOST_BYTES), Path(edit).suffix.lower(), changes, short_path(edit))
+    return edited(read_text(edit), Path(edit).suffix.lower(), changes, short_path(edit))
 
 
 _MODEL = {"axolotl": ("base_model",), "trl": ("model_name_or_path",), "hf": ("model_name_or_path",),

@@ -30,7 +30,7 @@ def settings(tool: str, words: Words) -> Settings:
     Raises InputError for a framework that is not known, and for options that it cannot express.
     """
     if tool not in WRITERS:
-        raise InputError(f"unknown framework {tool[:64]!r}", where="--to", choices=WRITERS, got=tool[:64])
+        raise InputError(f"unknown framework {tool[:64]!r}", where="--to", choices=(*WRITERS, "torch"), got=tool[:64])
     words.tool = tool
     found: Settings = import_module(f".{WRITERS[tool]}", __name__).settings(words)
     words.check()
