@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..basics.errors import InputError
-from ..basics.units import parse_size
+from ..basics.units import parse_bytes, parse_size
 
 
 class How(TypedDict):
@@ -24,7 +24,8 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     limit: what the step's peak must stay within. reserved: what is taken of it already. only: the framework that is to
     run the plan: any, torch, hf, torchtitan or megatron. per_op: whether layers may keep single outputs, None: where
     the framework can. frontier: whether the whole trade-off is asked for, which needs no limit. largest: seq, batch or
-    layers, to look for the largest that fits.
+    layers, to look for the largest that fits. unitless: sizes are in a unit of their own, as a measured chain's may be,
+    so that a bare number is one.
     """
 
     limit: int | str | None = None
@@ -33,16 +34,20 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     per_op: bool | None = None
     frontier: bool = False
     largest: str | None = None
+    unitless: bool = False
 
     @property
     def room(self) -> int | None:
         """The limit in bytes, what is reserved included."""
-        return None if self.limit is None else parse_size(self.limit, "--limit")
+        return None if self.limit is None else self._size(self.limit, "--limit")
 
     @property
     def taken(self) -> int:
         """The bytes of the limit that are taken already."""
-        return 0 if self.reserved is None else parse_size(self.reserved, "--reserved")
+        return 0 if self.reserved is None else self._size(self.reserved, "--reserved")
+
+    def _size(self, given: int | str, where: str) -> int:
+        return parse_bytes(str(given), where) if self.unitless else parse_size(given, where)
 
     @property
     def how(self) -> How:

@@ -69,7 +69,8 @@ def command(
         _check_picture(output, frontier=frontier)
     from ..checkpointing.goal import Goal
 
-    goal = Goal(limit=limit, reserved=reserved, only=only, per_op=per_op, frontier=frontier, largest=most)
+    goal = Goal(limit=limit, reserved=reserved, only=only, per_op=per_op, frontier=frontier, largest=most,
+                unitless=chain is not None)  # fmt: skip
     goal.check()
     if chain is not None:
         report = _measured(chain, chain_name, model, bool(files.from_), goal)

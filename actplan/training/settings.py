@@ -174,7 +174,7 @@ SETTINGS = (
     ),
     Setting(
         "device",
-        "Whose kernels run: sdpa, dropout, LayerNorm.",
+        "Whose kernels run: sdpa, dropout, LayerNorm (default: cpu, a GPU's with --gpu).",
         "cpu|cuda",
         field="device",
         read=words(Device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from cli_harness import actplan, refused, result
@@ -64,3 +65,10 @@ def test_a_mesh_brings_the_budget_of_a_sweep() -> None:
     assert "total_bytes" in rows[1]
     one = json.loads(actplan("estimate", *SMALL, "--dp", "8", "--format", "json").stdout)
     assert rows[1]["total_bytes"] == one["budget"]["total_bytes"]
+
+
+def test_a_measured_chain_has_a_unit_of_its_own() -> None:
+    chains = str(Path(__file__).parents[1] / "reference" / "chains.json")
+    arguments = ("--chain", chains, "--chain-name", "hybrid64", "--limit", "1000000000000")
+    done = actplan("plan", *arguments, "--get", "plan.feasible")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "true\n", "")
