@@ -143,7 +143,13 @@ class _Sweep:
         from .. import __version__
         from ..sweeps.parts import digest
 
-        said = (vars(self.model), self.run.said, structs.asdict(self.budget))
+        plain = (vars(type(self.model)()), RunOptions().said, structs.asdict(Setup()))
+        given = (vars(self.model), self.run.said, structs.asdict(self.budget))
+        # what nobody said is left out, so that an option which is new gives no sweep another name
+        said = [
+            {name: one for name, one in group.items() if one != other[name]}
+            for group, other in zip(given, plain, strict=True)
+        ]
         return digest(__version__, [tuple(one.items()) for one in said])
 
 

@@ -6,8 +6,8 @@ from typer._click.exceptions import BadOptionUsage, ClickException, NoSuchOption
 
 from ..basics.errors import InputError, nearest
 
-COMPILED = ("--compile", "--torch-compile", "--activation-memory-budget", "--memory-budget")
-"""What people ask for of torch.compile."""
+COMPILED = ("--torch-compile", "--activation-memory-budget", "--memory-budget")
+"""What people ask for of torch.compile that is no option here."""
 
 
 def explain(error: ClickException) -> InputError:
@@ -17,11 +17,10 @@ def explain(error: ClickException) -> InputError:
     hint = f"`{command} --help` lists what it takes"
     if isinstance(error, NoSuchOption) and error.option_name in COMPILED:
         return InputError(
-            "what torch.compile's partitioner keeps for backward (and activation_memory_budget with it) is outside of "
-            "what is modelled, which is eager PyTorch",
+            "compiled layers are planned without an activation_memory_budget, which is a search of its own",
             where=error.option_name,
-            allowed="--checkpoint POLICY for eager checkpointing",
-            hint="a compiled step often keeps less, and its peak need not fall with the budget: measure it",
+            allowed="--compile layer, loss or layer+loss; --checkpoint POLICY",
+            hint="the peak need not fall with that budget: measure it",
         )
     if isinstance(error, NoSuchOption):
         options = [name for p in context.command.params for name in p.opts] if context is not None else []

@@ -34,6 +34,7 @@ def notes(model: Model, run: Run, table: Table, chosen: Segmented) -> tuple[Note
             _expert_adapters(run, chosen),
             _device(model, run, chosen),
             _positions(model, run),
+            _compiled(run),
             _recomputation(model, run),
             _left_out(model, run),
             _stored(model, run),
@@ -203,6 +204,25 @@ def _device(model: Model, run: Run, chosen: Segmented) -> Said:
             f"type; CUDA's keep one byte a value and fp32: --device cuda saves {format_gib(on_cuda.saved_bytes)} GiB "
             f"in all, not {format_gib(chosen.saved_bytes)}",
         )
+
+
+def _compiled(run: Run) -> Said:
+    """What is counted of a compiled step, and what is not."""
+    if not run.compiled:
+        return
+    names = {"layer": "each layer", "loss": "the loss"}
+    parts = " and ".join(words for name, words in names.items() if name in run.compiled)
+    idle = "; this loss is a kernel of its own, which the compiler leaves as it is" if _idle(run) else ""
+    yield (
+        "compiled",
+        f"{parts} compiled by torch 2.13: kept is the partitioner's least cut. Heights inside a layer follow "
+        f"Inductor's fusion, not its order of kernels. CUDA graphs (mode reduce-overhead), which keep a pool of their "
+        f"own, are not counted{idle}",
+    )
+
+
+def _idle(run: Run) -> bool:
+    return "loss" in run.compiled and run.loss_kind.opaque
 
 
 EXPERT_PROJECTIONS = frozenset({"all-linear", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})

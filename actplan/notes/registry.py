@@ -27,6 +27,7 @@ ESTIMATE = {
     "lora-experts": "adapters that peft gives to stacked experts are not counted: the copy of the experts "
     "that they keep",
     "too-long": "more tokens than the model has learned positions",
+    "compiled": "what is compiled, what of it is counted exactly and what is not counted",
     "recompute-dropout": "running a layer twice draws other random numbers, unless the state is kept",
     "recompute-state": "what a layer must not do if running it twice is to give the same numbers",
     "nothing-kept": "a selective policy keeps nothing in some layers, and why",

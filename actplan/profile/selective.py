@@ -133,6 +133,9 @@ class Menus:
 
     def check(self, asked: Iterable[str], where: str = "--checkpoint") -> None:
         """Raises InputError for a word that selects nothing in this model, a family only where nothing else is kept."""
+        if "layer" in self.run.compiled:
+            wrong = "a compiled layer is one op: nothing inside it can be kept"
+            raise InputError(wrong, where=where, allowed="policies of whole layers with --compile")
         words = tuple(asked)
         made = [one for layer in self.made for one in layer]
         idle = [word for word in words if not self._selected(made, (word,))]

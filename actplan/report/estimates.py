@@ -50,6 +50,7 @@ class RunInfo(Part, frozen=True):
     hold_logits: bool | UnsetType = UNSET
     mtp: bool | UnsetType = UNSET
     padding: bool | UnsetType = UNSET
+    compile: str | UnsetType = UNSET
     expert_imbalance: float | UnsetType = UNSET
     context_attention: str | UnsetType = UNSET
     stack_options: dict[str, object] | UnsetType = UNSET

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 Loss = Literal[
     "naive",
@@ -43,6 +44,7 @@ class LossKind(msgspec.Struct, frozen=True, kw_only=True):
         divided: it runs on a vocabulary that tensor parallelism divides.
         needs_tp: it runs on a divided vocabulary only. gathers: each rank then has the logits of all words.
         each_copy: a note counts each copy of the logits, where of other losses it says what they do.
+        opaque: a library's kernel or no loss at all: torch.compile leaves it as it is.
         alone: it runs once, on the model's own hidden states: no multi-token prediction, no early exits.
     """
 
@@ -61,6 +63,7 @@ class LossKind(msgspec.Struct, frozen=True, kw_only=True):
     needs_tp: bool = False
     gathers: bool = False
     each_copy: bool = False
+    opaque: bool = False
     alone: bool = False
 
     @property
@@ -77,6 +80,7 @@ def _liger(name: Loss) -> LossKind:
         source="liger-kernel 0.8.5, liger_kernel/ops/fused_linear_cross_entropy.py",
         runs="head:fused_loss",
         module="<loss>",
+        opaque=True,
         divided=True,
     )
 
@@ -102,6 +106,7 @@ _KINDS = (
         what="Liger's cross-entropy on the logits of all tokens in fp32, whose gradient overwrites them in forward",
         source="liger-kernel 0.8.5, liger_kernel/ops/cross_entropy.py (liger_cross_entropy)",
         runs="head:in_place_loss",
+        opaque=True,
         logits_sized=True,
         copies="and in fp32, which become their gradient",
         returns_logits=True,
@@ -175,11 +180,22 @@ _KINDS = (
         what="the hidden states are the result, whose gradient comes from outside, as in a pipeline stage",
         source="",
         runs="",
+        opaque=True,
         divided=True,
     ),
 )
 LOSSES: dict[str, LossKind] = {kind.name: kind for kind in _KINDS}
 """Every loss by its name; `fused` and `liger` are one."""
+COMPILED: dict[str, LossKind] = {
+    "naive": replace(
+        LOSSES["naive"],
+        what="Transformers' cross-entropy as one compiled region: no copy of the logits, and one gradient of them in "
+        "their own type",
+        copies="and their gradient in the same type",
+        each_copy=False,
+    )
+}
+"""Losses that are another thing when they are compiled."""
 
 FUSED: Loss = "fused"
 """What a plan proposes where the logits of all tokens are too large."""

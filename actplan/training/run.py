@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ..basics.units import BF16, FP32, DType
 from ..model.parts import Spec
 from ..model.quantised import QuantisedBase
-from .losses import FUSED, LOSSES, Loss, LossKind
+from .losses import COMPILED, FUSED, LOSSES, Loss, LossKind
 from .mesh import Mesh
 from .policies import NoCheckpoint, Policy
 
@@ -22,6 +22,9 @@ only). flash2: version 2, to which Transformers hands such values padded."""
 LinearAttentionKernel = Literal["torch", "fla"]
 ContextAttention = Literal["ring", "all-gather", "all-to-all-rotation", "all-to-all"]
 Kernels = Literal["hf", "liger"]
+Compile = Literal["none", "layer", "loss", "layer+loss"]
+"""What torch.compile compiles: nothing, each layer on its own (as torchtitan, accelerate and TRL do it), the loss alone
+(torchtune), or both."""
 Device = Literal["cpu", "cuda"]
 """Whose kernels save: a GPU's keep a dropout mask as one byte an element and LayerNorm's statistics in fp32; a CPU's,
 which fake tensors record as well, keep both in the model's type. sdpa is each one's own flash kernel: a GPU's keeps a
@@ -123,6 +126,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Kernels = "hf"
     loss: Loss = "naive"
     device: Device = "cpu"
+    compile: Compile = "none"
     mesh: Mesh = Mesh()
     checkpoint: Policy = NoCheckpoint()
     checkpoint_dtype: DType | None = None
@@ -198,9 +202,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return "fsdp" if mesh.data_ranks > 1 or self.stack == "torchtitan" else self.own_recipe
 
     @property
+    def compiled(self) -> frozenset[str]:
+        """The parts of the model that torch.compile compiles: layer, loss."""
+        return frozenset(self.compile.split("+")) - {"none"}
+
+    @property
     def loss_kind(self) -> LossKind:
         """What the plan must know of its loss."""
-        kind = LOSSES[self.loss]
+        compiled = COMPILED if "loss" in self.compiled else {}
+        kind = compiled.get(self.loss, LOSSES[self.loss])
         return self.stack_options.loss_kind(kind) if self.stack_options is not None and kind.is_there else kind
 
     @property

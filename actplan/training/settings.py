@@ -13,6 +13,7 @@ from .losses import Loss
 from .mesh import Mesh
 from .run import (
     AttentionKernel,
+    Compile,
     ContextAttention,
     Device,
     FakeQuantised,
@@ -178,6 +179,16 @@ SETTINGS = (
         "cpu|cuda",
         field="device",
         read=words(Device),
+    ),
+    Setting(
+        "compile",
+        "torch.compile: each layer as a region of its own, the loss, or both.",
+        "none|layer|loss|layer+loss",
+        default="none",
+        field="compile",
+        read=words(Compile),
+        shown=changed,
+        words="compiled: {}",
     ),
     Setting(
         "mtp",

@@ -78,6 +78,7 @@ def _check_words(run: Run, options: MegatronOptions) -> None:
         raise InputError("Transformer Engine's layers are planned in 16 bits", where="--dtype", allowed="bf16, fp16")
     wrong = {
         "--lora-rank": run.adapters, "--quantise": run.quantised, "--qat": run.fake_quantised,
+        "--compile": run.compile if run.compiled else None,
         "--freeze": None if run.trains_all or run.adapters or run.quantised else run.frozen,
         "--hold-logits": run.hold_logits or None, "--padding": run.padding_mask or None,
         "--checkpoint-dtype": run.checkpoint_dtype,

@@ -50,6 +50,7 @@ def check(model: Model, run: Run) -> None:
 def _check_run(run: Run) -> None:
     wrong = {
         "--lora-rank": run.adapters, "--quantise": run.quantised, "--qat": run.fake_quantised,
+        "--compile": run.compile if run.compiled else None,
         "--freeze": None if run.trains_all or run.adapters or run.quantised else run.frozen,
         "--hold-logits": run.hold_logits or None, "--padding": run.padding_mask or None,
         "--checkpoint-dtype": run.checkpoint_dtype, "--mtp": run.mtp or None,

@@ -139,7 +139,12 @@ def scores(m: Scope, hidden: Tensor, model: Model, own: str | None = None) -> Te
 def naive_loss(m: Scope, states: list[Tensor], ids: Tensor, model: Model, run: Run, own: str | None = None) -> Ending:
     """Logits for all tokens, then cross-entropy."""
     made = scores(m, states[0], model, own)
-    loss = causal_loss(m, made, ids, model.vocab_size)
+    if "loss" in run.compiled:
+        from .compiled import compiled_loss
+
+        loss = compiled_loss(m, causal_loss, made, ids, model.vocab_size)
+    else:
+        loss = causal_loss(m, made, ids, model.vocab_size)
     return loss, [made] if run.hold_logits else []
 
 

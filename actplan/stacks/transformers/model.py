@@ -61,6 +61,11 @@ def walk(
         copies=copies,
         recomputed=parts,
     )
+    if run.compiled:
+        from .compiled import check_compiled, compiled_layer
+
+        check_compiled(run)
+        m.run_layer = compiled_layer if "layer" in run.compiled else None
     with tape.autocasting(run.autocast_dtype):
         loss, held = _forward(m, model, run, segments, keeps, stepper, numbers or range(model.num_layers))
     _check_parts(m, model)
@@ -200,7 +205,9 @@ def _language_model(
 def _layer(m: Scope, i: int, number: int, hidden: Tensor, spec: Layer, shared: Shared, stepper: Stepper) -> Tensor:
     stepper.begin(i + 1)
     m.captured = {}
-    hidden = m.call(_layer_name(m, number), decoder_layer, hidden, spec, shared.rope(spec), shared.mask(spec))
+    hidden = m.call(
+        _layer_name(m, number), m.run_layer or decoder_layer, hidden, spec, shared.rope(spec), shared.mask(spec)
+    )
     stepper.end(i + 1)
     if m.captured:
         stepper.stages[i + 1].captured = m.captured

@@ -36,7 +36,7 @@ class Scope:
 
     __slots__ = (
         *("captured", "copies", "dtype", "expert_weight", "handed", "held", "inside", "kernels"),
-        *("mesh", "met", "names", "padding", "positions", "project", "recomputed", "tape"),
+        *("mesh", "met", "names", "padding", "positions", "project", "recomputed", "run_layer", "tape"),
     )
 
     def __init__(
@@ -71,6 +71,8 @@ class Scope:
         """What the model's loop over its layers still holds of the one before (Falcon's probabilities)."""
         self.handed: Tensor | None = None
         """What a layer hands to the next one, which does not read it (GLM-5's indices): a checkpoint keeps it."""
+        self.run_layer: Callable[..., Tensor] | None = None
+        """What runs a decoder layer, where that is not the layer's own function (a compiled one)."""
         self.padding: Tensor | None = None
         """The batch's mask of padding [B, T], which recurrent mixers multiply their input by."""
 
