@@ -24,7 +24,7 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["estimate", *SMALL], 0, "llama-3.2-1b"),
     (["estimate", *SMALL, "--recipe", "fsdp", "--dp", "8", "--gpu", "h100", "--format", "json"], 0, '"budget"'),
     (["estimate", "--ledger", LEDGER, "--format", "csv"], 0, "policy"),
-    (["estimate", *SMALL, "--limit", "1KiB"], 1, "Does not fit"),
+    (["estimate", *SMALL, "--limit", "1KiB"], 1, "llama-3.2-1b"),
     (["plan", *SMALL, "--limit", "8GiB", "--reserved", "1GiB", "--only", "torch", "--no-per-op"], 0, "GiB"),
     (["plan", *SMALL, "--limit", "8GiB", "--max", "seq"], 0, "largest"),
     (["plan", *SMALL, "--frontier", "-o", "plan.svg"], 0, ""),
