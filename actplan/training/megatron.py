@@ -57,6 +57,7 @@ class MegatronOptions(StackOptions, frozen=True):
     moe_router_dtype: Annotated[
         Literal["fp32"] | None, Meta(description="the type of the router's logits and probabilities; the model's own")
     ] = None
+    moe_router_fusion: Annotated[bool, Meta(description="scores, choice and balancing loss in kernels")] = False
     moe_router_pre_softmax: Annotated[bool, Meta(description="softmax over all experts, before the choice")] = False
     moe_router_load_balancing_type: Annotated[
         Literal["aux_loss", "seq_aux_loss", "sinkhorn", "none"], Meta(description="the loss that balances experts")

@@ -155,6 +155,7 @@ def options_of(a: Args) -> MegatronOptions:
         moe_permute_fusion=a["permute_fusion"],
         moe_shared_expert_overlap=a["shared_overlap"],
         moe_router_dtype=a["router_dtype"],
+        moe_router_fusion=a["router_fusion"],
         moe_router_pre_softmax=a["pre_softmax"],
         moe_router_load_balancing_type=a["lb"],
         moe_aux_loss_coeff=a["aux_coeff"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...autograd import Tensor
+from ...autograd import Node, Tensor
 from ...basics.units import BOOL, FP32, INT32, INT64
 from ...model import Moe
 from ...ops.attention import softmax, softmax_fp32
@@ -25,15 +25,62 @@ def route(m: Scope, x: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
         logits = _with_loss(logits, _z_loss(logits))
     if m.options.moe_router_load_balancing_type == "sinkhorn":
         return _sinkhorn(logits, spec)
-    scored = _sigmoid(m, logits, spec) if spec.router == "sigmoid" else _softmax(m, logits, spec)
-    probs = _scattered(logits, *scored)
-    chosen = _map(logits)
-    del scored
+    if m.options.moe_router_fusion:
+        probs, chosen = _fused(logits)
+    else:
+        scored = _sigmoid(m, logits, spec) if spec.router == "sigmoid" else _softmax(m, logits, spec)
+        probs = _scattered(logits, *scored)
+        chosen = _map(logits)
+        del scored
     if m.options.moe_expert_capacity_factor is not None:
         probs, chosen = _within_capacity(m, probs, chosen, spec)
     if m.options.moe_aux_loss_coeff and m.options.moe_router_load_balancing_type != "none" and m.tape.grad_enabled:
         probs = _with_loss(probs, _balance_loss(m, logits, spec))
     return probs, chosen
+
+
+def _fused(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """`fused_topk_with_score_function` (transformer_engine/pytorch/router.py): keeps the map and scores in fp32."""
+    probs, chosen = new(logits, logits.shape, op="fused_topk"), new(logits, logits.shape, BOOL, "fused_topk")
+    scores = new(logits, logits.shape, FP32, "fused_topk")
+
+    def rule(node: Node, grads: list[Tensor]) -> list[Tensor]:
+        held = node.unpack(0), node.unpack(1)
+        made = new(grads[0], grads[0].shape, op="fused_topk_bwd")
+        del held
+        return [made]
+
+    saves = [(chosen, "the experts of each token"), (scores, "the scores of all experts")]
+    custom("FusedTopkScoreFunction", rule, (logits,), saves, [probs])
+    return probs, chosen
+
+
+def _fused_loss(m: Scope, logits: Tensor) -> Tensor:
+    """`fused_compute_score_for_moe_aux_loss` and `fused_moe_aux_loss`, of the same file."""
+    shape, dtype = logits.shape, logits.dtype
+    scores, chosen = new(logits, shape, FP32, "fused_scores"), new(logits, shape, BOOL, "fused_scores")
+    kept = new(logits, shape, FP32, "fused_scores")
+    custom(
+        "FusedComputeScoresForMoEAuxLoss",
+        lambda node, grads: [new(grads[0], shape, dtype, "fused_scores_bwd")],
+        (logits,),
+        [(kept, "the scores of all experts")],
+        [scores],
+    )
+    sequence = m.options.moe_router_load_balancing_type == "seq_aux_loss"
+    scores = view(scores, shape[0] // (m.run.micro_batch_size if sequence else 1), -1)
+    rows, columns = scores.shape
+    counts, constant = new(scores, (columns,), INT64, "sum"), new(scores, (2,), FP32, "fused_aux_loss")
+    del chosen
+    loss = new(scores, (), op="fused_aux_loss")
+    custom(
+        "FusedAuxLoss",
+        lambda node, grads: [new(grads[0], (rows, columns), FP32, "fused_aux_loss_bwd")],
+        (scores,),
+        [(constant, "the factor of the loss"), (counts, "rows of each expert")],
+        [loss],
+    )
+    return mul_scalar(loss) if sequence else loss
 
 
 def _softmax(m: Scope, logits: Tensor, spec: Moe) -> tuple[Tensor, Tensor]:
@@ -111,6 +158,8 @@ def _within_capacity(m: Scope, probs: Tensor, chosen: Tensor, spec: Moe) -> tupl
 
 def _balance_loss(m: Scope, logits: Tensor, spec: Moe) -> Tensor:
     """`switch_load_balancing_loss_func` over scores of its own."""
+    if m.options.moe_router_fusion:
+        return _fused_loss(m, logits)
     if spec.router == "sigmoid":
         scores = sigmoid(logits)
         scores = div(scores, add_scalar(sum_last(scores)))
