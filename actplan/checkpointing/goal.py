@@ -10,6 +10,9 @@ from msgspec.structs import replace
 from ..basics.errors import InputError
 from ..basics.units import parse_bytes, parse_size
 
+ANY = "any"
+"""No framework in particular."""
+
 
 class How(TypedDict):
     """What every search takes: the framework, and whether layers may keep single outputs."""
@@ -30,7 +33,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
     limit: int | str | None = None
     reserved: int | str | None = None
-    only: str = "any"
+    only: str = ANY
     per_op: bool | None = None
     frontier: bool = False
     largest: str | None = None
@@ -62,7 +65,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         """
         if stack in ("transformers", self.only):
             return self
-        if self.only != "any":
+        if self.only != ANY:
             wrong = f"--stack {stack} does not run plans for {self.only}"
             raise InputError(wrong, where="--only", allowed=f"{stack}, or --stack transformers")
         return replace(self, only=stack)
