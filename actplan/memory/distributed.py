@@ -31,11 +31,11 @@ SETTINGS: dict[str, tuple[Reader, str]] = {
     "reduce_dtype": ("dtype", "fsdp, fsdp-bf16, fsdp1"),
     "backward_prefetch": ("prefetch", "fsdp1"),
     "forward_prefetch": ("flag", "fsdp1"),
-    "reduce_bucket_size": ("values", "zero-2, zero-3"),
+    "reduce_bucket_size": ("values", "zero-1, zero-2, zero-3"),
     "stage3_prefetch_bucket_size": ("values", "zero-3"),
     "stage3_param_persistence_threshold": ("values", "zero-3"),
     "stage3_max_live_parameters": ("values", "zero-3"),
-    "overlap_comm": ("truth", "zero-2, zero-3"),
+    "overlap_comm": ("truth", "zero-1, zero-2"),
 }
 """Of each setting, how it is read, and the recipes whose framework has it."""
 

@@ -187,7 +187,9 @@ def _optimizer(held: Sequence[Piece], strategy: Strategy[Any]) -> list[Line]:
         moments = optimizer.state_bytes(tensors)
         reason = f"{optimizer.name}, from the first step on"
         # an optimizer that steps in backward has them all by its end; under FSDP they count from its beginning
-        born: Phase = "backward" if recipe.optimizer_in_backward and strategy.gathers_units else "optimizer_step"
+        born = strategy.states_born
+        if recipe.optimizer_in_backward and strategy.gathers_units:
+            born = "backward"
         lines.append(Line("optimizer", "states", moments, ALWAYS, reason, optimizer.source, born=born))
         step = optimizer.step_bytes(tensors)
         if recipe.optimizer_in_backward:
@@ -197,6 +199,7 @@ def _optimizer(held: Sequence[Piece], strategy: Strategy[Any]) -> list[Line]:
         reason = f"temporaries of {optimizer.name}"
         line = Line("workspace", "optimizer temporaries", step, phases, reason, optimizer.source, moving=moving)
         lines.append(line)
+        lines.extend(strategy.stepping(held, step))
     return lines
 
 

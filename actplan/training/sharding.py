@@ -154,8 +154,10 @@ class Zero(Sharding):
     @property
     def settings(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        if self.stage >= 2:
-            found |= {"reduce_bucket_size": "reduce_bucket", "overlap_comm": "overlap_comm"}
+        if self.stage > 0:
+            found["reduce_bucket_size"] = "reduce_bucket"
+        if self.stage in (1, 2):
+            found["overlap_comm"] = "overlap_comm"
         if self.stage == 3:
             found |= {
                 "stage3_prefetch_bucket_size": "prefetch_bucket",
@@ -238,8 +240,8 @@ class Fsdp1(Fsdp):
     Attributes:
         reshard: `always`, or `default`, is FULL_SHARD, `never` SHARD_GRAD_OP. replicas: of HYBRID_SHARD.
         accumulate_unsharded: `no_sync()` around all micro-batches but the last.
-        backward_prefetch, forward_prefetch: as its arguments say. Its `limit_all_gathers` and `use_orig_params` change
-            nothing here: the host frees and allocates in the same order, and the flat parameter is the same.
+        backward_prefetch, forward_prefetch: as its arguments say. Its `limit_all_gathers` changes nothing here:
+            the host frees and allocates in the same order.
     """
 
     backward_prefetch: BackwardPrefetch = "pre"

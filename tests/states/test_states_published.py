@@ -82,7 +82,8 @@ def of_deepspeed(stage: int, parameters: int, largest: int, ranks: int, offload:
     found = states(units, replace(load_recipe(f"zero-{stage}"), offload=offload), Mesh(dp=ranks))
     whole = states(units, load_recipe("zero-0"), Mesh(dp=ranks)).gradients_bytes
     gradients = 4 * largest if stage == 3 else 0 if offload.optimizer else whole
-    return found.parameters_bytes + gradients + found.optimizer_bytes + found.step_workspace_bytes
+    stepped = sum(line.nbytes for line in found.lines if line.name in ("gradient copies", "optimizer temporaries"))
+    return found.parameters_bytes + gradients + found.optimizer_bytes + stepped
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,19 @@ class Strategy(Generic[Kind]):
             return 0
         return self.recipe.optimizer.state_bytes(stepped([self.piece(p)], self.recipe))
 
+    @property
+    def states_born(self) -> Phase:
+        """The phase of the first step in which the optimizer's states appear."""
+        return "optimizer_step"
+
+    def stepping(self, held: Sequence[Piece], temporaries: int) -> list[Line]:
+        """List what else the step has beside the gradients that the optimizer steps on.
+
+        Args:
+            temporaries: bytes of the optimizer's own.
+        """
+        return []
+
     def host_gradient_bytes(self, held: Sequence[Piece]) -> int:
         """Count the bytes of gradients in host memory: those that left the device, or an optimizer's own in fp32."""
         if self.gradients_on_host:
