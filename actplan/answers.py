@@ -15,32 +15,19 @@ from msgspec.structs import replace
 from .basics.errors import InputError
 from .basics.units import parse_count, parse_tokens
 from .checkpointing import textbook
-from .checkpointing.accounting import autograd, compared, peak
-from .checkpointing.segmented import segmented, subject
-from .checkpointing.table import Table, selective, with_fused_loss
+from .checkpointing.table import Table, autograd, peak, selective, with_fused_loss
 from .memory.setup import Setup, job_of, target_of
-from .model import Model
 from .notes import estimate as notes
-from .report import (
-    Budget,
-    Checkpointed,
-    Cost,
-    Estimates,
-    ModelInfo,
-    Report,
-    RunInfo,
-    Segmentation,
-)
-from .stacks import stack_of
+from .profile import Source, profile_of
+from .report import Budget, Checkpointed, Cost, Estimates, Note, Report, Residual
 from .training import Run
-from .training.choices import said_of
 from .training.mesh import Mesh
 
 if TYPE_CHECKING:
     from .checkpointing.goal import Goal
     from .memory.job import Job
     from .profile.chain import Chain
-    from .traced import TracedModel
+    from .profile.profile import Profile
 
 __all__ = [
     "budget_of",
@@ -48,11 +35,8 @@ __all__ = [
     "estimate",
     "layer_bar",
     "ledger",
-    "model_info",
-    "num_parameters",
     "plan",
     "plan_chain",
-    "run_info",
 ]
 
 DEFAULT_GPU = "h100-80gb"
@@ -62,13 +46,16 @@ DEFAULT_MFU = 0.4
 NOTHING_ASKED = Setup()
 
 
-def estimate(model: Model | TracedModel, run: Run, setup: Setup = NOTHING_ASKED) -> Report:
+def estimate(model: Source, run: Run, setup: Setup = NOTHING_ASKED) -> Report:
     """Return everything that `actplan estimate` says, with the budget, verdict and price that the setup asks for.
 
     Raises InputError for a setup that contradicts itself or the run, and for what a ledger does not tell.
     """
-    report = _named(_three_estimates(model, run), run, setup.recipe, budgeted=setup.wanted_of(run))
-    if setup.wanted_of(run):
+    profile = profile_of(model, run)
+    profile.check()
+    wanted = setup.wanted_of(profile.run)
+    report = _named(_three_estimates(profile), profile, setup.recipe, budgeted=wanted)
+    if wanted:
         report = _budgeted(report, model, run, setup)
     elif setup.fit_on != "device" or setup.strict:
         target_of(setup, None)  # refuses what is about a limit and has none
@@ -85,95 +72,85 @@ def check_price(setup: Setup) -> None:
             raise InputError("prices a run", where=f"--{name}", allowed="with --tokens")
 
 
-def _three_estimates(model: Model | TracedModel, run: Run) -> Report:
-    if not isinstance(model, Model):
-        from .traced import estimate as traced
-
-        return traced.estimate(model.ledger, run, model.source)
-    stack_of(run).check(model, run)
-    table = Table(model, run)
-    chosen = segmented(model, run, run.checkpoint)
-    weights = sum(p.nbytes for stage in chosen.profile.stages for p in stage.parameters)
-    plain = textbook.residual(model, run)
+def _three_estimates(profile: Profile) -> Report:
+    table, policy, residual = Table(profile), profile.given.checkpoint, profile.residual_bytes
+    chosen = profile.under(policy)
+    row = table.row(profile.compared)
+    count = profile.architecture
     return Report(
-        model=model_info(model, run),
-        run=run_info(model, run),
+        model=profile.model_info(),
+        run=profile.run_info(),
         estimates=Estimates(
-            residual=plain,
-            textbook=textbook.textbook(model, run),
-            autograd=autograd(chosen, plain.saved_bytes),
-            checkpointed=_checkpointed(table, run),
-            weights_bytes=weights,
+            residual=Residual(saved_bytes=residual),
+            textbook=UNSET if count is None else textbook.textbook(count, profile.given, residual),
+            autograd=autograd(chosen, residual),
+            checkpointed=Checkpointed(policy=row.policy, textbook=row.textbook, autograd=row.autograd),
+            weights_bytes=sum(p.nbytes for stage in profile.measured.stages for p in stage.parameters),
         ),
-        segmentations=with_fused_loss(model, run, table.rows()),
-        selective=with_fused_loss(model, run, selective(run, table)),
+        segmentations=with_fused_loss(profile, table.rows()),
+        selective=with_fused_loss(profile, selective(table)),
         peak=peak(chosen),
-        notes=notes.notes(model, run, table, chosen),
+        notes=notes.notes(profile, table, chosen),
     )
 
 
-def _named(report: Report, run: Run, recipe: str | None = None, *, budgeted: bool = False) -> Report:
+def _named(report: Report, profile: Profile, recipe: str | None = None, *, budgeted: bool = False) -> Report:
     """The report with the mesh and the recipe of its run."""
     if report.run is UNSET:
         return report
-    name = recipe or (run.usual_recipe if budgeted else run.own_recipe)
+    run = profile.given
+    name = recipe or (profile.run.usual_recipe if budgeted else run.own_recipe)
     return replace(report, run=replace(report.run, mesh=run.mesh.degrees, recipe=name))
 
 
-def _budgeted(report: Report, model: Model | TracedModel, run: Run, setup: Setup) -> Report:
+def _budgeted(report: Report, model: Source, run: Run, setup: Setup) -> Report:
     """The report with budget, notes on it, and the verdict where there is a limit."""
-    if not isinstance(model, Model):
-        from .traced.budget import with_budget
-
-        return with_budget(report, model.ledger, run, setup)
-    from .memory.remedies import Known
     from .memory.routing import routing
     from .memory.verdict import fit
     from .notes.budget import with_budget_notes
 
+    profile = profile_of(model, run)
     found, job = budget_of(model, run, setup)
     if setup.recipe is None:
         found = replace(found, recipe_assumed=True)
-    spread = routing(model, run, job, found)
+    spread = routing(profile, job, found)
     if spread is not None:
         found = replace(found, routing=spread)
-    report = replace(report, budget=found, notes=with_budget_notes(report.notes, model, run, job, found))
+    report = replace(report, budget=found, notes=with_budget_notes(report.notes, profile, job, found))
     target = target_of(setup, job.gpu)
-    return report if target is None else replace(report, fit=fit(Known(model), run, job, found, target))
+    return report if target is None else replace(report, fit=fit(profile, run, job, found, target))
 
 
-def budget_of(model: Model | TracedModel, run: Run, setup: Setup) -> tuple[Budget, Job]:
+def budget_of(model: Source, run: Run, setup: Setup) -> tuple[Budget, Job]:
     """Return one rank's budget, in bytes, and what was asked of it beside the run.
 
     Raises InputError for a setup that contradicts itself, the run or the trace.
     """
-    if not isinstance(model, Model):
-        from .traced import budget as of_trace
-
-        return of_trace.budget_of(model.ledger, of_trace.as_traced(model.ledger, run), setup)
     from .memory.budget import budget
 
-    job = job_of(run, setup)
-    return budget(subject(model, run), job), job
+    profile = profile_of(model, run)
+    if setup.limit is not None or setup.gpu is not None:
+        profile.check_verdict()
+    job = job_of(profile.run, setup)
+    return budget(profile, job), job
 
 
-def cost_of(model: Model | TracedModel, run: Run, setup: Setup) -> Cost:
+def cost_of(model: Source, run: Run, setup: Setup) -> Cost:
     """Return what a run of so many tokens costs, in GPU-hours.
 
-    Raises InputError for a number that is none, and for a traced model.
+    Raises InputError for a number that is none.
     """
     from .memory.cost import CHINCHILLA_TOKENS_PER_PARAMETER, cost
     from .memory.gpus import load_gpu
 
-    if not isinstance(model, Model):
-        raise InputError("a traced model is not priced", where="--tokens")
+    profile = profile_of(model, run)
     tokens = (
-        CHINCHILLA_TOKENS_PER_PARAMETER * num_parameters(model, run)
+        CHINCHILLA_TOKENS_PER_PARAMETER * profile.num_parameters
         if setup.tokens == "chinchilla"
         else parse_tokens(str(setup.tokens), "--tokens")
     )
     gpus = run.mesh.world_size if setup.gpus is None else parse_count(str(setup.gpus), "--gpus")
-    whole = segmented(model, replace(run, mesh=Mesh()), run.checkpoint)
+    whole = profile.with_run(replace(run, mesh=Mesh())).under(run.checkpoint)
     gpu = load_gpu(setup.gpu or DEFAULT_GPU)
     return cost(whole, tokens=tokens, gpus=gpus, mfu=_share(DEFAULT_MFU if setup.mfu is None else setup.mfu), gpu=gpu)
 
@@ -186,103 +163,69 @@ def _share(given: float | str) -> float:
 
 
 def ledger(
-    model: Model | TracedModel, run: Run, *, layer: int | None = None, kind: str | None = None, at_peak: bool = False
+    model: Source, run: Run, *, layer: int | None = None, kind: str | None = None, at_peak: bool = False
 ) -> Report:
     """Return every saved tensor that `actplan ledger` lists, or what is alive at the peak.
 
-    Raises InputError for a layer or kind that is not there, and for a part of a ledger file, which is listed whole.
+    Raises InputError for a layer or kind that is not there.
     """
-    if isinstance(model, Model):
-        from .checkpointing import ledger as rows
-        from .notes.ledger import ledger_notes
+    from .checkpointing import ledger as rows
+    from .notes.ledger import ledger_notes
 
-        stack_of(run).check(model, run)
-        about = _named(Report(model=model_info(model, run), run=run_info(model, run)), run)
-        if at_peak:
-            return replace(about, peak=rows.at_peak(model, run))
-        one = rows.layer_of(model, layer, kind)
-        listed = rows.ledger(model, run, one)
-        return replace(about, ledger=listed, notes=() if one is None else ledger_notes(model, run, one))
-    from .traced import estimate as traced
-
-    if layer is not None or kind is not None or at_peak:
-        raise InputError("a ledger is printed whole", where="--ledger", allowed="without --layer, --kind, --at-peak")
-    found = traced.Traced(model.ledger, run)
-    about = Report(
-        model=traced.model_info(found, model.source),
-        run=traced.run_info(model.ledger, run),
-        ledger=traced.ledger_rows(found),
-    )
-    return _named(about, run)
+    profile = profile_of(model, run)
+    profile.check()
+    about = _named(Report(model=profile.model_info(), run=profile.run_info()), profile)
+    if at_peak:
+        return replace(about, peak=profile.picture(profile.under(run.checkpoint)))
+    one = rows.layer_of(profile, layer, kind)
+    said = () if one is None else ledger_notes(profile, one)
+    return replace(about, ledger=rows.ledger(profile, one), notes=said)
 
 
-def layer_bar(model: Model | TracedModel, run: Run) -> list[tuple[str, str, int]]:
-    """Return (layer kind, tensor, bytes) of each distinct layer by the textbook's count, widest first; nothing for a
-    ledger, which has no architecture to count."""
-    if not isinstance(model, Model):
-        return []
+def layer_bar(model: Source, run: Run) -> list[tuple[str, str, int]]:
+    """Return (layer kind, tensor, bytes) of each distinct layer by the textbook's count, widest first; nothing where no
+    architecture is known."""
     from .checkpointing import ledger as rows
 
-    return rows.layer_bar(model, run)
+    return rows.layer_bar(profile_of(model, run))
 
 
-def plan(model: Model | TracedModel, run: Run, goal: Goal) -> Report:
+def plan(model: Source, run: Run, goal: Goal) -> Report:
     """Return what `actplan plan` says: the cheapest schedule, the trade-off, or the largest that fits.
 
     Raises InputError for a goal that contradicts itself, and for what a ledger does not tell.
     """
-    goal.check()
-    if not isinstance(model, Model):
-        return _plan_of_ledger(model, run, goal)
     from .checkpointing import planner as planning
     from .checkpointing.largest import largest
     from .notes import plan as notes
 
-    stack_of(run).check(model, run)
-    goal = goal.on(run.stack)
-    if run.mtp and run.stack == "megatron":
+    goal.check()
+    profile = profile_of(model, run)
+    profile.check()
+    if profile.run.mtp and profile.run.stack == "megatron":
         wrong = "Megatron's `block` leaves layers of multi-token prediction out, which no plan counts"
         raise InputError(wrong, where="--mtp", allowed="actplan estimate, or a plan without it")
+    goal = goal.on(run.stack)
     room, how = goal.room, goal.how
     parts: dict[str, Any] = {}
-    said: tuple[Any, ...] = ()
+    said: tuple[Note, ...] = ()
+    if room is not None:
+        profile.check_verdict()
     if goal.largest is not None:
         assert room is not None
-        found = largest(model, run, room, goal.largest, reserved_bytes=goal.taken, **how)
+        found = largest(profile, room, goal.largest, reserved_bytes=goal.taken, **how)
         parts["largest"], said = found, notes.largest_notes(found)
     if goal.frontier:
-        parts["frontier"] = planning.frontier(model, run, **how)
-        parts["frontier_points"] = planning.frontier_points(model, run, **how)
-        said = notes.frontier_notes(model, run, **how)
+        parts["frontier"] = planning.frontier(profile, **how)
+        parts["frontier_points"] = planning.frontier_points(profile, **how)
+        said = notes.frontier_notes(profile, **how)
     if goal.frontier and room is None:
-        parts["alternatives"] = planning.rules(model, run, **how)
+        parts["alternatives"] = planning.rules(profile, **how)
     if room is not None and goal.largest is None:
-        one = planning.plan(model, run, room, reserved_bytes=goal.taken, **how)
-        parts["plan"], said = one, notes.plan_notes(model, run, one)
-    about = Report(model=model_info(model, run), run=run_info(model, run), **parts, notes=said)
-    return _named(about, run)
-
-
-def _plan_of_ledger(model: TracedModel, run: Run, goal: Goal) -> Report:
-    """A traced model as a chain: its plan names layers, as `estimate --ledger --checkpoint` does."""
-    from .traced import estimate as traced
-    from .traced.ending import check_verdict
-
-    if goal.largest is not None or goal.per_op:
-        raise InputError(
-            "a ledger holds whole layers at one number of them", where="--ledger", allowed="without --max, --per-op"
-        )
-    if goal.room is not None:
-        check_verdict(model.ledger)
-    found = traced.Traced(model.ledger, run)
-    numbers = {place: layer for layer, place in enumerate(found.places)}
-    about = replace(
-        _plan_of_chain(found.chain, goal, numbers),
-        model=traced.model_info(found, model.source),
-        run=traced.run_info(model.ledger, run),
-        notes=traced.notes(found),
-    )
-    return _named(about, run)
+        one = planning.plan(profile, room, reserved_bytes=goal.taken, **how)
+        parts["plan"], said = one, notes.plan_notes(profile, one)
+    about = Report(model=profile.model_info(), run=profile.run_info(), **parts, notes=(*profile.provenance, *said))
+    return _named(about, profile)
 
 
 def plan_chain(path: str, name: str | None, goal: Goal) -> Report:
@@ -308,56 +251,3 @@ def _plan_of_chain(chain: Chain, goal: Goal, numbers: Mapping[int, int] | None =
         one = measured.plan(chain, room, only=goal.only, reserved_bytes=goal.taken, numbers=numbers)
         report = replace(report, plan=one)
     return report
-
-
-def num_parameters(model: Model, run: Run) -> int:
-    """Parameters of the whole model, counted by running its layers; on a mesh, by running them undivided."""
-    whole = run if run.mesh == Mesh() else Run(sequence_length=1, mtp=run.mtp)
-    return subject(model, whole).profile.num_parameters
-
-
-def model_info(model: Model, run: Run) -> ModelInfo:
-    """The model as a report names it."""
-    return ModelInfo(
-        name=model.name,
-        title=model.title,
-        source=model.source,
-        num_layers=model.num_layers,
-        pattern=model.pattern(),
-        num_parameters=num_parameters(model, run),
-        layer_kinds=model.layer_kinds(),
-    )
-
-
-def run_info(model: Model, run: Run) -> RunInfo:
-    """The run as it was resolved: an unset checkpoint type is the model's own."""
-    said = {**said_of(run), "checkpoint_dtype": str(run.checkpoint_dtype or run.dtype)}
-    if run.stack_options is not None and run.stack_options.changed():
-        said["stack_options"] = run.stack_options.changed()
-    return RunInfo(**said, **_adapted(run))
-
-
-def _adapted(run: Run) -> dict[str, Any]:
-    """Adapters and quantised base, each in one piece for the settings that make it."""
-    said: dict[str, Any] = {}
-    if run.adapters is not None:
-        lora = run.adapters
-        saved = f", {' and '.join(lora.modules_to_save)} in full" if lora.modules_to_save else ""
-        kind = "dora" if lora.dora else "lora"
-        said["adapters"] = f"{kind} of rank {lora.rank} on {', '.join(lora.targets)}{saved}"
-        said["lora_dtype"] = str(lora.dtype or run.residual_dtype)
-        if lora.dropout:
-            said["lora_dropout"] = lora.dropout
-        if run.quantised is None:
-            said["base_dtype"] = str(run.base_dtype or run.dtype)
-    if run.quantised is not None:
-        from .training.quantising import describe
-
-        rest = "fp32" if run.quantised.upcast else run.dtype
-        said["quantised"] = f"{describe(run.quantised)}, the rest in {rest}"
-    return said
-
-
-def _checkpointed(table: Table, run: Run) -> Checkpointed:
-    row: Segmentation = table.row(compared(run))
-    return Checkpointed(policy=row.policy, textbook=row.textbook, autograd=row.autograd)

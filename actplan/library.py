@@ -19,7 +19,7 @@ from .basics.errors import InputError
 from .basics.units import MAX_COUNT, DType
 from .checkpointing.goal import Goal
 from .memory.setup import Setup
-from .model import Model
+from .profile import Source, architecture_of
 from .report import (
     Budget,
     Estimates,
@@ -45,7 +45,6 @@ from .training.mesh import Mesh
 
 if TYPE_CHECKING:
     from .sweeps.rows import Axis
-    from .traced import TracedModel
 
 PLAIN = Run()
 NOTHING_ASKED = Setup()
@@ -59,8 +58,8 @@ WORDS = {
     "context_attention": ContextAttention,
 }
 COUNTS = ("sequence_length", "micro_batch_size", "loss_chunks")
-OF_A_LEDGER = ("sequence_length", "micro_batch_size", "checkpoint", "mesh")
-"""Settings that may still be chosen where the model is a ledger; of the mesh, data parallelism."""
+OF_A_LEDGER = ("sequence_length", "micro_batch_size", "checkpoint", "checkpoint_dtype", "mesh")
+"""Settings that may still be chosen where the model is a ledger; of the mesh, what divides no layer."""
 
 
 class EstimateReport(Report, frozen=True, kw_only=True):
@@ -79,7 +78,7 @@ class BudgetReport(EstimateReport, frozen=True, kw_only=True):
     budget: Budget
 
 
-def estimate(model: Model | TracedModel, run: Run = PLAIN) -> EstimateReport:
+def estimate(model: Source, run: Run = PLAIN) -> EstimateReport:
     """Return the three estimates, the segmentation table, the peak and the notes, as `actplan estimate` does.
 
     Args:
@@ -93,7 +92,7 @@ def estimate(model: Model | TracedModel, run: Run = PLAIN) -> EstimateReport:
     return EstimateReport(**_parts(report))
 
 
-def budget(model: Model | TracedModel, run: Run = PLAIN, setup: Setup = NOTHING_ASKED) -> BudgetReport:
+def budget(model: Source, run: Run = PLAIN, setup: Setup = NOTHING_ASKED) -> BudgetReport:
     """Return the estimate with one rank's whole budget, as `actplan estimate --recipe ...` does.
 
     `report.budget` has the phases, category by category; with a device or a limit in the setup, `report.fit` has the
@@ -115,7 +114,7 @@ def budget(model: Model | TracedModel, run: Run = PLAIN, setup: Setup = NOTHING_
 
 
 def plan(
-    model: Model | TracedModel,
+    model: Source,
     run: Run = PLAIN,
     *,
     limit: int | str | None = None,
@@ -148,7 +147,7 @@ def plan(
 
 
 def sweep(
-    model: Model | TracedModel,
+    model: Source,
     run: Run = PLAIN,
     axes: Mapping[str, Iterable[object]] | None = None,
     setup: Setup = NOTHING_ASKED,
@@ -175,7 +174,7 @@ def sweep(
 
 
 def ledger(
-    model: Model | TracedModel,
+    model: Source,
     run: Run = PLAIN,
     *,
     layer: int | None = None,
@@ -203,13 +202,11 @@ def _parts(report: Report) -> dict[str, Any]:
     return {name: getattr(report, name) for name in report.__struct_fields__}
 
 
-def _settled(model: Model | TracedModel, run: Run, setup: Setup) -> Run:
+def _settled(source: Source, run: Run, setup: Setup) -> Run:
     """The run as its recipe trains this model, or as far as a ledger can follow it."""
     _check(run)
-    if not isinstance(model, Model):
-        from .traced.budget import check_setup
-
-        check_setup(setup)
+    model = architecture_of(source)
+    if model is None:
         return _of_ledger(run)
     given = Given.of(run)
     if run.attention == PLAIN.attention and not model.supports_sdpa:
@@ -246,10 +243,8 @@ def _of_ledger(run: Run) -> Run:
     for name in Run.__struct_fields__:
         if name not in OF_A_LEDGER and getattr(run, name) != getattr(PLAIN, name):
             hint = "trace again with this setting"
-            allowed = "sequence_length, micro_batch_size, checkpoint and Mesh(dp=...) with a ledger"
+            allowed = f"{', '.join(OF_A_LEDGER)} with a ledger"
             raise InputError("the trace has decided this", where=name, allowed=allowed, hint=hint)
-    if run.mesh != Mesh(dp=run.mesh.dp):
-        raise InputError("a traced model is whole on its rank", where="mesh", allowed="Mesh(dp=...)")
     # the word of a trace that names no kernel, as for the commands
     return replace(run, attention="eager")
 

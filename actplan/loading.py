@@ -11,7 +11,7 @@ from .basics.errors import InputError
 
 if TYPE_CHECKING:
     from .model import Model
-    from .traced import TracedModel
+    from .profile.ledger_file import LedgerModel
 
 
 def load_model(reference: str | os.PathLike[str] | Mapping[str, object], overrides: Sequence[str] = ()) -> Model:
@@ -44,16 +44,16 @@ def load_model(reference: str | os.PathLike[str] | Mapping[str, object], overrid
     return load(name, preset=False, overrides=overrides, hub_cache=hub_cache())
 
 
-def load_ledger(path: str | os.PathLike[str]) -> TracedModel:
+def load_ledger(path: str | os.PathLike[str]) -> LedgerModel:
     """Return the traced model that `actplan trace -o FILE` wrote, to be asked what a model is asked.
 
     Raises InputError for a file that cannot be read or is no ledger.
     """
+    from .profile.ledger_file import LedgerModel
     from .profile.ledger_file import load_ledger as load
-    from .traced import TracedModel
 
     source = os.fspath(path)
-    return TracedModel(load(source), source)
+    return LedgerModel(load(source), source)
 
 
 def hub_cache() -> Path:

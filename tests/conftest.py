@@ -24,13 +24,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def out_of_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Gradients are added as autograd adds them under a dispatch mode, under which some records were made."""
     from actplan.autograd import Tape
-    from actplan.checkpointing.segmented import subject
-    from actplan.profile.measured import profile
+    from actplan.profile.measured import measure
+    from actplan.profile.of_model import known
     from actplan.stacks.transformers import model as layers
 
     monkeypatch.setattr(layers, "Tape", partial(Tape, in_place=False))
-    profile.cache_clear()
-    subject.cache_clear()
+    measure.cache_clear()
+    known.cache_clear()
     yield
-    profile.cache_clear()
-    subject.cache_clear()
+    measure.cache_clear()
+    known.cache_clear()

@@ -17,8 +17,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "actplan"
 ROOMS = (
     *("basics", "report", "model", "training", "autograd", "ops", "compiled", "stacks", "profile", "checkpointing"),
-    *("memory", "notes", "traced", "loading", "answers", "sweeps", "configs", "validation", "render", "trace"),
-    *("library", "", "cli"),
+    *("memory", "notes", "loading", "answers", "sweeps", "configs", "validation", "render", "trace", "library"),
+    *("", "cli"),
     "__main__",
 )
 """The rooms from the lowest up: a module imports from its own room and those before it. The empty one is the package's

@@ -226,10 +226,17 @@ def test_a_traced_model_refuses_what_the_trace_has_decided(run: actplan.Run) -> 
         actplan.estimate(actplan.load_ledger(LEDGER), run)
 
 
-@pytest.mark.parametrize("setup", [actplan.Setup(tokens="1T"), actplan.Setup(pp_schedule="gpipe")])
-def test_a_traced_model_has_one_stage_and_no_price(setup: actplan.Setup) -> None:
-    with pytest.raises(actplan.InputError, match="one pipeline stage"):
-        actplan.budget(actplan.load_ledger(LEDGER), actplan.Run(), setup)
+def test_a_traced_model_is_priced_and_divided_between_layers() -> None:
+    model = actplan.load_ledger(LEDGER)
+    priced = actplan.budget(model, actplan.Run(), actplan.Setup(tokens="1T", gpu="h100-80gb"))
+    known = actplan.budget(
+        actplan.load_model("llama-3.2-1b"), actplan.Run(), actplan.Setup(tokens="1T", gpu="h100-80gb")
+    )
+    assert priced.cost.gpu_hours == pytest.approx(known.cost.gpu_hours, rel=1e-3)
+    staged = actplan.budget(model, actplan.Run(mesh=actplan.Mesh(pp=2)))
+    assert [(stage.first_layer, stage.last_layer) for stage in staged.budget.stages] == [(0, 7), (8, 15)]
+    with pytest.raises(actplan.InputError, match="weights' gradients"):
+        actplan.budget(model, actplan.Run(mesh=actplan.Mesh(pp=2)), actplan.Setup(pp_schedule="zb-h1"))
 
 
 # --- models ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ solves once for each case. A point's peak is that of `estimate` for the same pol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Literal
@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from ..basics.errors import InputError
 from ..profile.chain import Chain, Choice, Stage
+from ..profile.profile import Profile, Segmented
 from ..profile.schedule import Checkpointed, Option, Schedule, Unit
-from ..training.policies import Blocks, Explicit, Heaviest, KeptOutputs, NoCheckpoint, Policy, Sqrt, Words
+from ..training.policies import Blocks, Explicit, Heaviest, KeptOutputs, NoCheckpoint, Policy, Sqrt
 from .frameworks import Framework, check_per_op, framework
-from .segmented import Segmented, Subject
 from .solvers import Suffixes, solve
 from .solvers.single_level import EXACT_LABELS, THINNED_LABELS
 
@@ -42,16 +42,18 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Candidates:
-    """The points of one subject for one framework, by ascending peak and descending cost."""
+    """The points of one profile for one framework, by ascending peak and descending cost."""
 
-    def __init__(self, subject: Subject, framework: Framework, *, per_op: bool) -> None:
-        if subject.run.mesh.pp > 1:
+    def __init__(self, profile: Profile, framework: Framework, *, per_op: bool) -> None:
+        if profile.run.mesh.pp > 1:
             hint = "plan a stage's layers: --set num_layers=N"
             raise InputError("a plan is for one pipeline stage", where="--pp", allowed="1", hint=hint)
         if per_op:
             check_per_op(framework)
-        self.given = subject.run.checkpoint
-        self.subject, self.framework = subject.whole, framework
+            if not profile.per_op:
+                raise InputError("a ledger holds whole layers", where="--per-op", allowed="--no-per-op")
+        self.given = profile.run.checkpoint
+        self.profile, self.framework = profile.whole, framework
         self.per_op = per_op
         self.optimality: Optimality = "proven"
         self.whole: list[Point] = []
@@ -60,12 +62,12 @@ class Candidates:
 
     @property
     def layers(self) -> int:
-        return self.subject.model.num_layers
+        return self.profile.layers.count
 
     @cached_property
     def selective(self) -> tuple[Policy, ...]:
         """One setting for all layers, by what an op or a part of a layer is."""
-        return self.framework.selective(self.subject, per_op=self.per_op)
+        return self.framework.selective(self.profile, per_op=self.per_op)
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
@@ -96,7 +98,7 @@ class Candidates:
     def under(self, policy: Policy) -> Segmented:
         """The estimate under a policy, made once."""
         if policy not in self._under:
-            self._under[policy] = self.subject.under(policy)
+            self._under[policy] = self.profile.under(policy)
         return self._under[policy]
 
     def _given(self, policy: Policy) -> Point:
@@ -121,21 +123,21 @@ class Candidates:
         """What people choose by rule, as far as the framework can run it."""
         heaviest = (Heaviest(n) for n in range(1, self.layers + 1))
         for policy in (*self.framework.named(self.layers), Sqrt(), Blocks(), *heaviest):
-            if self.framework.runs(self.under(policy).segments, self.layers):
+            if self.framework.runs(self.under(policy).layer_segments, self.layers):
                 yield policy
 
     @cached_property
     def _lingers(self) -> bool:
         """Whether what a checkpoint leaves behind depends on which layers are checkpointed: casts of weights, or masks
         and tables that only some of them hold."""
-        layers = self.subject.profile.layers
+        layers = self.profile.measured.layers
         shared = {frozenset(layer.captured.items()) for layer in layers if layer.reached}
         return len(shared) > 1 or any(layer.stage.lingers for layer in layers)
 
     def _cases(self, *, menus: bool, traffic: bool = True) -> Iterator[tuple[Chain, Callable[[int | None], Suffixes]]]:
         """The chain where the first layer is stored, and where it is checkpointed; one where they are alike."""
-        stored = self.subject.chain(checkpointed=True, first_stored=True)
-        dropped = self.subject.chain(checkpointed=True, first_stored=False)
+        stored = self.profile.chain(checkpointed=True, first_stored=True)
+        dropped = self.profile.chain(checkpointed=True, first_stored=False)
         cases = [(dropped, True, True)] if stored == dropped else [(dropped, False, True), (stored, True, False)]
         if menus and self.layers > 1:
             cases = cases[:1]  # per-op choices are no optimum anyway, and the first layer is one of many
@@ -165,24 +167,25 @@ class Candidates:
 
     def _priced(self, chain: Chain, *, menus: bool, traffic: bool) -> Chain:
         """The chain with traffic in its costs, with per-op choices, and with what lingers in the forward."""
-        subject, n = self.subject, self.layers
-        sets = [(i, keep) for i in range(n) for keep in subject.menus.sets(i)] if menus else []
+        profile = self.profile
         options: dict[int, list[Choice]] = {}
-        kept = subject.menus.kept(sets)
-        for (i, _), choice, one in zip(sets, subject.menus.choices(chain, sets), kept, strict=True):
-            options.setdefault(i, []).append(replace(choice, cost=_price(choice.cost, one.rebuilt)))
+        if menus:
+            sets = [(i, keep) for i in range(self.layers) for keep in profile.menus.sets(i)]
+            kept = profile.menus.kept(sets)
+            for (i, _), choice, one in zip(sets, profile.menus.choices(chain, sets), kept, strict=True):
+                options.setdefault(i, []).append(replace(choice, cost=_price(choice.cost, one.rebuilt)))
         before = [0, *accumulate(stage.lingers for stage in chain.stages)]
         stages = []
         for index, stage in enumerate(chain.stages):
             i, more = index - 1, before[index]
-            rebuilt = subject.menus.rebuilt(i) if stage.is_layer and traffic else 0
+            rebuilt = profile.rebuilt_bytes(i) if stage.is_layer and traffic else 0
             menu = [replace(choice, need=choice.need + more) for choice in options.get(i, ())]
             priced = replace(stage, r=_price(stage.r, rebuilt), skip=_price(stage.skip, 0), menu=_useful(stage, menu))
             stages.append(_lingering(priced, more) if more else priced)
         return replace(chain, stages=tuple(stages))
 
     def _read(self, chain: Chain, suffixes: Suffixes) -> Iterator[Point]:
-        base = self.subject.profile.context(checkpointed=True).backward
+        base = self.profile.measured.context(checkpointed=True).backward
         for peak, cost in suffixes.points():
             build = _builder(self, chain, suffixes, peak, cost)
             if self._lingers:
@@ -193,43 +196,43 @@ class Candidates:
 
     def segmented(self, chain: Chain, schedule: Schedule) -> Segmented:
         """A schedule of the chain as the estimate of a policy."""
-        return self.subject.under(as_policy(schedule.units, lambda unit: self._keep(chain, unit)))
+        number = {stage + 1: layer for layer, stage in enumerate(self.profile.places)}
+        return self.profile.under(as_policy(schedule.units, lambda unit: self._keep(chain, unit), number))
 
     def _keep(self, chain: Chain, unit: Option) -> tuple[str, ...]:
         return tuple(chain.stages[unit.stage].menu[unit.index].label.removeprefix("keep:").split(","))
 
 
-def candidates(subject: Subject, only: str = "any", *, per_op: bool | None = None) -> Candidates:
-    """The one set of candidates of a subject and framework."""
+def candidates(profile: Profile, only: str = "any", *, per_op: bool | None = None) -> Candidates:
+    """The one set of candidates of a profile and framework."""
     about = framework(only)
-    return _candidates(subject.checkpointing(), about, about.per_op_by_default if per_op is None else per_op)
+    by_default = about.per_op_by_default and profile.per_op
+    return _candidates(profile.checkpointing(), about, by_default if per_op is None else per_op)
 
 
 @lru_cache(maxsize=32)
-def _candidates(subject: Subject, about: Framework, per_op: bool) -> Candidates:
-    return Candidates(subject, about, per_op=per_op)
+def _candidates(profile: Profile, about: Framework, per_op: bool) -> Candidates:
+    return Candidates(profile, about, per_op=per_op)
 
 
 def rebuilt_bytes(chosen: Segmented) -> int:
     """What the replays of a policy allocate."""
-    menus, total = chosen.subject.menus, 0
-    sets: list[tuple[int, Words]] = []
-    for first, last in chosen.segments:
-        sets += [(i, chosen.keeps.get(i, frozenset())) for i in range(first, last + 1)]
-    for one in menus.kept(sets):
-        total += one.rebuilt
-    if chosen.subject.parts:
-        total += sum(layer.rebuilt for layer in chosen.profile.layers)
+    profile, keeps = chosen.profile, chosen.keeps
+    total = sum(one.rebuilt for one in profile.menus.kept(list(keeps.items()))) if keeps else 0
+    again = (i for first, last in chosen.segments for i in range(first, last + 1))
+    total += sum(profile.rebuilt_bytes(i) for i in again if i not in keeps)
+    if chosen.profile.parts:
+        total += sum(layer.rebuilt for layer in chosen.measured.layers)
     return total >> TRAFFIC_UNIT << TRAFFIC_UNIT
 
 
-def as_policy(units: Sequence[Unit], keep: Callable[[Option], tuple[str, ...]]) -> Explicit:
-    """Units of a model's chain, whose stage 0 is the embedding, as a policy."""
-    chosen = tuple((u.first - 1, u.last - 1) for u in units if isinstance(u, Checkpointed))
+def as_policy(units: Sequence[Unit], keep: Callable[[Option], tuple[str, ...]], number: Mapping[int, int]) -> Explicit:
+    """Units of a chain as a policy. number: stage of the chain -> layer."""
+    chosen = tuple((number[u.first], number[u.last]) for u in units if isinstance(u, Checkpointed))
     kept: dict[tuple[str, ...], list[int]] = {}
     for unit in units:
         if isinstance(unit, Option):
-            kept.setdefault(keep(unit), []).append(unit.stage - 1)
+            kept.setdefault(keep(unit), []).append(number[unit.stage])
     return Explicit(chosen, tuple(KeptOutputs(words, tuple(layers)) for words, layers in kept.items()))
 
 

@@ -8,13 +8,12 @@ from typing import Literal, get_args
 from msgspec.structs import replace
 
 from ..basics.errors import InputError
-from ..model import Model
+from ..profile.profile import Profile
 from ..report import Extent, Largest
 from ..training import Run
 from ..training.policies import NoCheckpoint
 from .candidates import candidates
 from .planner import dominated_by, named, unnamed
-from .segmented import subject
 
 Axis = Literal["seq", "batch", "layers"]
 AXES: tuple[str, ...] = get_args(Axis)
@@ -26,8 +25,7 @@ GROWTH = 8
 
 
 def largest(
-    model: Model,
-    run: Run,
+    profile: Profile,
     limit: int,
     axis: str,
     *,
@@ -42,21 +40,22 @@ def largest(
     """
     if axis not in AXES:
         raise InputError(f"unknown axis {axis[:64]!r}", where="--max", choices=AXES, got=axis)
-    room = limit - reserved_bytes
+    room, run = limit - reserved_bytes, profile.given
     unit = _unit(run) if axis == "seq" else 1
-    start = {"seq": run.sequence_length, "batch": run.micro_batch_size, "layers": model.num_layers}[axis] // unit
+    sizes = {"seq": run.sequence_length, "batch": run.micro_batch_size, "layers": profile.layers.count}
+    start = sizes[axis] // unit
 
     def lowest(count: int) -> int:
-        return candidates(subject(*scaled(model, run, axis, count * unit)), only, per_op=False).lowest.peak_bytes
+        return candidates(scaled(profile, axis, count * unit), only, per_op=False).lowest.peak_bytes
 
     def stored(count: int) -> int:
-        return subject(*scaled(model, run, axis, count * unit)).under(NoCheckpoint()).peak_bytes
+        return scaled(profile, axis, count * unit).under(NoCheckpoint()).peak_bytes
 
     most = MOST[axis] // unit
     deep, flat = search(lowest, room, start, most), search(stored, room, start, most)
     parts: dict[str, object] = {}
     if deep:
-        about = candidates(subject(*scaled(model, run, axis, deep * unit)), only, per_op=per_op)
+        about = candidates(scaled(profile, axis, deep * unit), only, per_op=per_op)
         solved = about.layers <= MOST_SOLVED
         point = (about.within(room) if solved else None) or about.lowest
         policy, chosen = named(about, point) if solved else unnamed(point)
@@ -81,15 +80,12 @@ def largest(
     )
 
 
-def scaled(model: Model, run: Run, axis: str, value: int) -> tuple[Model, Run]:
-    """The model and run with that sequence length, batch, or number of layers."""
-    if axis == "seq":
-        return model, replace(run, sequence_length=value)
-    if axis == "batch":
-        return model, replace(run, micro_batch_size=value)
-    lead = model.layers[: model.lead]
-    block = model.layers[model.lead : model.lead + model.block()]
-    return replace(model, layers=(lead + block * (value // len(block) + 1))[:value], exits=()), run
+def scaled(profile: Profile, axis: str, value: int) -> Profile:
+    """Return the profile at that sequence length, batch, or number of layers."""
+    if axis == "layers":
+        return profile.deepened(value)
+    setting = {"seq": "sequence_length", "batch": "micro_batch_size"}[axis]
+    return profile.with_run(replace(profile.given, **{setting: value}))
 
 
 def _unit(run: Run) -> int:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from ..model import Model
+from ..profile.profile import Profile, Segmented
 from ..report import Alternative, FrontierPoint, Plan, PlanUnit, Slowdown
-from ..training import Run
 from ..training.policies import (
     Blocks,
     EveryK,
@@ -25,29 +24,27 @@ from ..training.policies import (
 from .candidates import Candidates, Point, candidates, rebuilt_bytes
 from .merged import tidied
 from .remedies import remedies
-from .segmented import Segmented, subject
 from .slowdown import slowdown
 
 MOST_POINTS = 20
 
 
 def plan(
-    model: Model,
-    run: Run,
+    profile: Profile,
     limit: int,
     *,
     only: str = "any",
     per_op: bool | None = None,
     reserved_bytes: int = 0,
 ) -> Plan:
-    """The cheapest way to checkpoint `model` whose peak, as `estimate` reports it, is within the limit.
+    """Return the cheapest way to checkpoint a model whose peak, as `estimate` reports it, is within the limit.
 
     Args:
         only: the framework that is to run it: any, torch, hf, torchtitan, megatron.
         per_op: whether layers may keep single outputs; by default where the framework can.
         reserved_bytes: what is already taken of the limit, by weights and optimizer states for example.
     """
-    about = candidates(subject(model, run), only, per_op=per_op)
+    about = candidates(profile, only, per_op=per_op)
     room = limit - reserved_bytes
     point = about.within(room)
     if point is None:
@@ -112,9 +109,9 @@ def unnamed(point: Point) -> tuple[Policy, Segmented]:
 
 def _cost(chosen: Segmented) -> int:
     """The FLOPs run again, without evaluating the whole schedule; those of single outputs kept are not counted."""
-    if chosen.keeps or chosen.subject.parts:
+    if chosen.keeps or chosen.profile.parts:
         return chosen.evaluation.cost
-    layers = chosen.profile.layers
+    layers = chosen.measured.layers
     total = 0
     for first, last in chosen.segments:
         total += sum(layers[i].stage.r for i in range(first, last + 1)) - layers[last].stage.skip
@@ -122,12 +119,12 @@ def _cost(chosen: Segmented) -> int:
 
 
 def _explicit(chosen: Segmented) -> Policy:
-    if chosen.subject.parts:
+    if chosen.profile.parts:
         return chosen.run.checkpoint
     sets: dict[tuple[str, ...], list[int]] = {}
     for i, keep in chosen.keeps.items():
-        sets.setdefault(chosen.subject.menus.order(i, keep), []).append(i)
-    plain = tuple(part for part in chosen.segments if part[0] not in chosen.keeps)
+        sets.setdefault(chosen.profile.menus.order(i, keep), []).append(i)
+    plain = tuple(part for part in chosen.layer_segments if part[0] not in chosen.keeps)
     return Explicit(plain, tuple(KeptOutputs(words, tuple(layers)) for words, layers in sets.items()))
 
 
@@ -135,36 +132,40 @@ def units(chosen: Segmented) -> tuple[PlanUnit, ...]:
     """What happens to each layer, in order. Stored runs are one unit, and neighbours that keep the same outputs."""
     found: list[PlanUnit] = []
     at = 0
-    if chosen.subject.parts:
-        parts = tuple(sorted(chosen.subject.parts))
-        return (PlanUnit(kind="modules", first_stage=0, last_stage=chosen.model.num_layers - 1, modules=parts),)
-    for first, last in chosen.segments:
+    if chosen.profile.parts:
+        parts = tuple(sorted(chosen.profile.parts))
+        return (PlanUnit(kind="modules", first_stage=0, last_stage=chosen.profile.layers.count - 1, modules=parts),)
+    count = chosen.profile.layers.count
+    for first, last in chosen.layer_segments:
         if first > at:
             found.append(PlanUnit(kind="stored", first_stage=at, last_stage=first - 1))
         at = last + 1
         if first not in chosen.keeps:
             found.append(PlanUnit(kind="checkpointed", first_stage=first, last_stage=last))
             continue
-        keep = chosen.subject.menus.order(first, chosen.keeps[first])
+        keep = chosen.profile.menus.order(first, chosen.keeps[first])
         start = first
         if found and found[-1].kind == "selective" and found[-1].keeps == keep and found[-1].last_stage == first - 1:
             start = found.pop().first_stage
         found.append(PlanUnit(kind="selective", first_stage=start, last_stage=last, keeps=keep))
-    if at < chosen.model.num_layers:
-        found.append(PlanUnit(kind="stored", first_stage=at, last_stage=chosen.model.num_layers - 1))
+    if at < count:
+        found.append(PlanUnit(kind="stored", first_stage=at, last_stage=count - 1))
     return tuple(found)
 
 
 def dominated_by(chosen: Segmented) -> str:
     """The stage and phase of the peak in words."""
-    evaluation, n = chosen.evaluation, chosen.model.num_layers
+    evaluation, n = chosen.evaluation, len(chosen.measured.layers)
     forward = chosen.peak_forward_bytes >= chosen.peak_backward_bytes
     stage = evaluation.forward_stage if forward else evaluation.backward_stage
-    where = "the embedding" if stage == 0 else f"layer {stage - 1}"
+    places = list(chosen.profile.places)
+    where = f"layer {places.index(stage - 1)}" if stage - 1 in places else f"what stands before layer {stage}"
+    if stage == 0:
+        where = "the embedding"
     if stage == n + 1:
         where = "the head and loss" if chosen.run.loss_kind.is_there else "the head"
     inside = any(first <= stage - 1 <= last for first, last in chosen.segments)
-    inside = inside or (0 < stage <= n and bool(chosen.subject.parts))
+    inside = inside or (0 < stage <= n and bool(chosen.profile.parts))
     what = "forward" if forward else "replay and backward" if inside else "backward"
     return f"the {what} of {where}"
 
@@ -175,15 +176,15 @@ def alternatives(about: Candidates, room: int) -> tuple[Alternative, ...]:
     listed: dict[tuple[object, ...], tuple[str, Policy]] = {}
     for name, policy in _rules(about, room):
         chosen = about.under(policy)
-        if policy != about.given and not chosen.keeps and not about.framework.runs(chosen.segments, about.layers):
+        if policy != about.given and not chosen.keeps and not about.framework.runs(chosen.layer_segments, about.layers):
             continue
-        listed.setdefault((chosen.subject.parts, chosen.segments, *chosen.keeps.items()), (name, policy))
+        listed.setdefault((chosen.profile.parts, chosen.segments, *chosen.keeps.items()), (name, policy))
     return tuple(_alternative(about, name, policy, room) for name, policy in listed.values())
 
 
-def rules(model: Model, run: Run, *, only: str = "any", per_op: bool | None = None) -> tuple[Alternative, ...]:
+def rules(profile: Profile, *, only: str = "any", per_op: bool | None = None) -> tuple[Alternative, ...]:
     """The rules where there is no limit."""
-    about = candidates(subject(model, run), only, per_op=per_op)
+    about = candidates(profile, only, per_op=per_op)
     found = alternatives(about, about.points[-1].peak_bytes)
     return tuple(replace(row, fits=UNSET) for row in found)
 
@@ -238,12 +239,12 @@ def _alternative(about: Candidates, name: str, policy: Policy, room: int) -> Alt
 
 
 def _slowdown(chosen: Segmented) -> Slowdown:
-    return slowdown(chosen.evaluation.cost, rebuilt_bytes(chosen), 3 * chosen.profile.flops)
+    return slowdown(chosen.evaluation.cost, rebuilt_bytes(chosen), 3 * chosen.measured.flops)
 
 
-def frontier(model: Model, run: Run, *, only: str = "any", per_op: bool | None = None) -> tuple[tuple[int, int], ...]:
+def frontier(profile: Profile, *, only: str = "any", per_op: bool | None = None) -> tuple[tuple[int, int], ...]:
     """[peak bytes, FLOPs run again], the whole trade-off by ascending peak."""
-    return tuple(flops_frontier(candidates(subject(model, run), only, per_op=per_op)))
+    return tuple(flops_frontier(candidates(profile, only, per_op=per_op)))
 
 
 def flops_frontier(about: Candidates) -> Iterator[tuple[int, int]]:
@@ -256,10 +257,10 @@ def flops_frontier(about: Candidates) -> Iterator[tuple[int, int]]:
 
 
 def frontier_points(
-    model: Model, run: Run, *, only: str = "any", per_op: bool | None = None, most: int = MOST_POINTS
+    profile: Profile, *, only: str = "any", per_op: bool | None = None, most: int = MOST_POINTS
 ) -> tuple[FrontierPoint, ...]:
     """A readable number of points with their schedules: both ends, and evenly between them by peak."""
-    about = candidates(subject(model, run), only, per_op=per_op)
+    about = candidates(profile, only, per_op=per_op)
     points = about.points
     return tuple(_frontier_point(about, point) for point in thinned(points, most))
 

@@ -11,7 +11,6 @@ from ..model import GatedDeltaNet
 from ..report import PlanRemedy
 from ..training import Run
 from .candidates import Candidates, candidates
-from .segmented import subject
 from .solvers import solve_nested
 
 NESTED_WORK = 500_000
@@ -29,7 +28,7 @@ def remedies(about: Candidates, room: int) -> tuple[PlanRemedy, ...]:
 
 
 def _tried(about: Candidates) -> Iterator[tuple[str, str, int | None]]:
-    run = about.subject.run
+    run = about.profile.run
     free = list(_free(about))
     for change, flags, changed in free:
         yield change, flags, _lowest(about, replace(run, **changed))
@@ -37,7 +36,7 @@ def _tried(about: Candidates) -> Iterator[tuple[str, str, int | None]]:
         together = {key: value for _, _, changed in free for key, value in changed.items()}
         yield "all of these", " ".join(flags for _, flags, _ in free), _lowest(about, replace(run, **together))
     if not about.framework.any_segments:
-        peak = candidates(about.subject, "any").lowest.peak_bytes
+        peak = candidates(about.profile, "any").lowest.peak_bytes
         yield "segments of any length (torch.utils.checkpoint)", "--only any", peak
     if about.framework.nested:
         yield "checkpoints within checkpoints (use_reentrant=False)", "", _nested(about)
@@ -62,7 +61,9 @@ def _tried(about: Candidates) -> Iterator[tuple[str, str, int | None]]:
 
 def _free(about: Candidates) -> Iterator[tuple[str, str, dict[str, object]]]:
     """Changes of kernels, which compute the same."""
-    run, model = about.subject.run, about.subject.model
+    run, model = about.profile.run, about.profile.architecture
+    if model is None:
+        return
     if run.loss_kind.logits_sized:
         yield "a fused loss", f"--loss {run.fused_loss}", {"loss": run.fused_loss}
     if run.kernels == "hf" and model.liger:
@@ -77,15 +78,15 @@ def _free(about: Candidates) -> Iterator[tuple[str, str, dict[str, object]]]:
 def _lowest(about: Candidates, run: Run) -> int | None:
     """The lowest peak under another run; None where the model does not allow it."""
     try:
-        return candidates(subject(about.subject.model, run), about.framework.name, per_op=False).lowest.peak_bytes
+        return candidates(about.profile.with_run(run), about.framework.name, per_op=False).lowest.peak_bytes
     except InputError:
         return None
 
 
 def _nested(about: Candidates) -> int | None:
     """The lowest peak of nested checkpoints of whole layers that a quick search finds."""
-    chain = about.subject.chain(checkpointed=True, first_stored=False)
-    base = about.subject.profile.context(checkpointed=True).backward
+    chain = about.profile.chain(checkpointed=True, first_stored=False)
+    base = about.profile.measured.context(checkpointed=True).backward
     allowed = [stage.is_layer for stage in chain.stages]
     points = solve_nested(chain, about.lowest.peak_bytes - base, allowed=allowed, work=NESTED_WORK).points()
     return base + points[0][0] if points else None

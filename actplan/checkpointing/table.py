@@ -1,8 +1,9 @@
-"""The segmentation table: every kind of policy, in both accountings; beside it selective ones, and fused losses."""
+"""What an estimate says of a model with some layers checkpointed, and the segmentation table: every kind of policy, in
+both accountings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 
@@ -10,23 +11,30 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from ..basics.errors import InputError
-from ..model import Model
-from ..report import Accounting, Segmentation
-from ..stacks import stack_of
-from ..training import Run
-from ..training.policies import EveryK, NoCheckpoint, Policy, Selective, parse_policy
+from ..profile.profile import Profile, Segmented
+from ..report import Accounting, Autograd, Peak, Segmentation
+from ..training.policies import (
+    Blocks,
+    EveryK,
+    EveryLayer,
+    FirstN,
+    Heaviest,
+    NoCheckpoint,
+    OneIn,
+    Policy,
+    Selective,
+    Sqrt,
+    parse_policy,
+)
 from . import textbook
-from .accounting import accounting, usual
-from .segmented import Segmented, Subject, subject
 
 
 class Table:
-    """Rows of one model and run, each computed once."""
+    """Rows of one profile, each computed once."""
 
-    def __init__(self, model: Model, run: Run) -> None:
-        self.run, self.subject = run, subject(model, run).whole
-        self.layers = self.subject.layers
-        self.layer_bytes = textbook.layer_bytes(model, run)
+    def __init__(self, profile: Profile) -> None:
+        self.run, self.profile, self.model = profile.run, profile.whole, profile.architecture
+        self.layers = self.profile.layers
         self._rows: dict[str, Segmentation] = {}
 
     def row(self, policy: Policy) -> Segmentation:
@@ -38,20 +46,26 @@ class Table:
 
     def rows(self) -> tuple[Segmentation, ...]:
         """The chosen policy among the usual ones; last the uniform segments of lowest peak, in each accounting."""
-        stack = stack_of(self.run)
-        found = (
-            policy for policy in usual(self.layers.count, self.run.checkpoint) if stack.recomputes(policy, self.run)
-        )
+        found = (one for one in usual(self.layers.count, self.run.checkpoint) if self.profile.recomputes(one))
         named = {str(policy): policy for policy in found}
         best = {str(policy): policy for policy in self.best_uniform}
         names = [name for name in named if name not in best or name == str(self.run.checkpoint)]
         return tuple(self.row({**named, **best}[name]) for name in [*names, *(b for b in best if b not in names)])
 
+    @property
+    def _uniform(self) -> list[EveryK]:
+        """Equal segments, at least those of one layer."""
+        return [EveryK(k) for k in range(1, max(self.layers.count, 1) + 1)]
+
     @cached_property
-    def best_uniform(self) -> tuple[Policy, Policy]:
-        """Equal segments of lowest peak: by the textbook, and by autograd; of equals the shorter ones."""
-        choices = [EveryK(k) for k in range(1, self.layers.count + 1)]
-        return min(choices, key=lambda policy: (self.textbook_peak(policy), policy.k)), self._lowest(choices)
+    def best_uniform(self) -> tuple[Policy, ...]:
+        """Equal segments of lowest peak: by the textbook, where there is one, and by autograd; of equals the shorter
+        ones."""
+        choices = self._uniform
+        by_autograd = self._lowest(choices)
+        if self.model is None:
+            return (by_autograd,)
+        return min(choices, key=lambda policy: (self.textbook_peak(policy), policy.k)), by_autograd
 
     def _lowest(self, choices: list[EveryK]) -> Policy:
         """By autograd. A choice is not worked out whose segments alone, once rebuilt, need more than the best."""
@@ -63,24 +77,33 @@ class Table:
 
     def _least(self, policy: EveryK) -> int:
         """What a policy needs at least: the inputs of the segments before one, and all that it keeps when rebuilt."""
-        held, kept = self.subject.held_bytes, self._kept
-        segments = enumerate(policy.segments(self.layers))
-        return max(i * held + kept[last + 1] - kept[first] for i, (first, last) in segments)
+        kept, held, most = self._kept, 0, 0
+        for first, last in self.profile.segments(policy):
+            most = max(most, held + kept[last + 1] - kept[first])
+            held += self.profile.held_bytes(first)
+        return most
 
     @cached_property
     def _kept(self) -> list[int]:
         """Prefix sums of what the layers keep."""
-        return [0, *accumulate(layer.stage.s for layer in self.subject.profile.layers)]
+        return [0, *accumulate(layer.stage.s for layer in self.profile.measured.layers)]
+
+    @cached_property
+    def _textbook_layers(self) -> list[int]:
+        assert self.model is not None
+        return textbook.layer_bytes(self.model, self.run)
 
     @cached_property
     def _textbook_boundary(self) -> int:
         """What a segment keeps by the textbook, which divides no widths."""
+        assert self.model is not None
         dtype = self.run.checkpoint_dtype or self.run.dtype
-        return self.run.tokens * self.subject.model.hidden_size * dtype.itemsize
+        return self.run.tokens * self.model.hidden_size * dtype.itemsize
 
     def textbook_peak(self, policy: Policy) -> int:
         """The peak by the textbook."""
-        return textbook.segmented(self.layer_bytes, self._textbook_boundary, policy.segments(self.layers)).peak_bytes
+        segments = policy.segments(self.layers)
+        return textbook.segmented(self._textbook_layers, self._textbook_boundary, segments).peak_bytes
 
     @cached_property
     def _full(self) -> int:
@@ -88,10 +111,10 @@ class Table:
         return self._autograd_peak(NoCheckpoint())
 
     def _autograd_peak(self, policy: Policy) -> int:
-        return self.subject.under(policy).peak_bytes
+        return self.profile.under(policy).peak_bytes
 
     def _row(self, policy: Policy) -> Segmentation:
-        autograd = self.subject.under(policy)
+        autograd = self.profile.under(policy)
         return Segmentation(
             policy=str(policy),
             num_segments=len(autograd.segments),
@@ -102,10 +125,10 @@ class Table:
 
     def _textbook(self, autograd: Segmented) -> Accounting | UnsetType:
         """The shape count; outputs that checkpointed layers keep are stored beside it. It knows no parts of a layer."""
-        if autograd.subject.parts:
+        if autograd.profile.parts or self.model is None:
             return UNSET
-        row = textbook.segmented(self.layer_bytes, self._textbook_boundary, autograd.segments)
-        kept = sum(one.saved for one in self.subject.menus.kept(list(autograd.keeps.items()))) if autograd.keeps else 0
+        row = textbook.segmented(self._textbook_layers, self._textbook_boundary, autograd.segments)
+        kept = sum(one.saved for one in self.profile.menus.kept(list(autograd.keeps.items()))) if autograd.keeps else 0
         peak = row.peak_bytes + kept
         return replace(
             row,
@@ -116,18 +139,59 @@ class Table:
         )
 
 
+def usual(layers: int, chosen: Policy) -> Iterator[Policy]:
+    """The policies that a table shows of so many layers, and the chosen one."""
+    half = -(-layers // 2)
+    yield from (NoCheckpoint(), EveryLayer(), OneIn(2), Blocks(), Sqrt(), FirstN(half), Heaviest(half), chosen)
+
+
+def peak(found: Segmented) -> Peak:
+    """The phase and the stage in which allocation is highest."""
+    forward = found.peak_forward_bytes >= found.peak_backward_bytes
+    stage = found.evaluation.forward_stage if forward else found.evaluation.backward_stage
+    phase = "forward" if forward else "backward"
+    return Peak(phase=phase, stage=found.chain.stages[stage].name, bytes=found.peak_bytes)
+
+
+def accounting(found: Segmented, full: int) -> Accounting:
+    """Where the peak comes from; `full`: the peak without checkpointing."""
+    highest = found.peak_bytes
+    return Accounting(
+        boundary_bytes=found.boundary_bytes,
+        stored_bytes=found.end_forward_bytes - found.boundary_bytes,
+        working_bytes=highest - found.end_forward_bytes,
+        peak_bytes=highest,
+        reduction_bytes=full - highest,
+        reduction_ratio=full / highest,
+    )
+
+
+def autograd(found: Segmented, residual_bytes: int) -> Autograd:
+    """The part of the report."""
+    saved = found.saved_bytes
+    return Autograd(
+        saved_bytes=saved,
+        layer_saved_bytes=found.layer_saved_bytes,
+        outside_layers=found.outside_layers,
+        ratio_to_residual=saved / (residual_bytes or 1),
+        end_forward_bytes=found.end_forward_bytes,
+        peak_forward_bytes=found.peak_forward_bytes,
+        peak_backward_bytes=found.peak_backward_bytes,
+    )
+
+
 # --- beside the table ----------------------------------------------------------------------------------------------
 
 CHEAP = Selective(("attention", "matmul"))
 """Every product's output and attention's are kept, so that what runs again is next to free."""
 
 
-def selective(run: Run, table: Table) -> tuple[Segmentation, ...]:
+def selective(table: Table) -> tuple[Segmentation, ...]:
     """Return the rows of policies that keep single outputs; none that is a row of the table already.
 
     A model whose layers have no output to keep has no such row.
     """
-    if str(run.checkpoint) == str(CHEAP):
+    if str(table.run.checkpoint) == str(CHEAP):
         return ()
     try:
         return (table.row(CHEAP),)
@@ -135,22 +199,19 @@ def selective(run: Run, table: Table) -> tuple[Segmentation, ...]:
         return ()
 
 
-def with_fused_loss(model: Model, run: Run, rows: Sequence[Segmentation]) -> tuple[Segmentation, ...]:
+def with_fused_loss(profile: Profile, rows: Sequence[Segmentation]) -> tuple[Segmentation, ...]:
     """Return the rows with autograd's peak under a fused loss, in bytes.
 
     As they are where the loss is no larger than a fused one, or where none runs on this mesh.
     """
+    run = profile.run
     if not run.loss_kind.logits_sized:
         return tuple(rows)
     try:
-        fused = subject(model, replace(run, loss=run.fused_loss))
-        return tuple(replace(row, fused_loss_peak_bytes=_peak(fused, row)) for row in rows)
+        fused = profile.with_run(replace(profile.given, loss=run.fused_loss))
+        return tuple(replace(row, fused_loss_peak_bytes=fused.under(_policy(row)).peak_bytes) for row in rows)
     except InputError:
         return tuple(rows)
-
-
-def _peak(fused: Subject, row: Segmentation) -> int:
-    return fused.under(_policy(row)).peak_bytes
 
 
 def _policy(row: Segmentation) -> Policy:

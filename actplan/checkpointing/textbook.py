@@ -22,14 +22,9 @@ from ..model import (
     Model,
     Moe,
 )
-from ..report import Accounting, Residual, Textbook
+from ..report import Accounting, Textbook
 from ..training import Run
 from ..training.policies import Segment
-
-
-def residual(model: Model, run: Run) -> Residual:
-    """Return the residual stream alone, which is what people guess: B·T·hidden·layers·bytes."""
-    return Residual(saved_bytes=run.tokens * model.hidden_size * model.num_layers * run.dtype.itemsize)
 
 
 class Width(msgspec.Struct, frozen=True):
@@ -141,13 +136,13 @@ def layer_bytes(model: Model, run: Run) -> list[int]:
     return [values[layer] * run.tokens * run.dtype.itemsize for layer in model.layers]
 
 
-def textbook(model: Model, run: Run) -> Textbook:
+def textbook(model: Model, run: Run, residual_bytes: int) -> Textbook:
     """The whole model. Where layers differ, the bytes a token and layer are their mean, rounded down."""
     total = sum(layer_bytes(model, run))
     return Textbook(
         saved_bytes=total,
         bytes_per_token_per_layer=total // (run.tokens * model.num_layers),
-        ratio_to_residual=total / residual(model, run).saved_bytes,
+        ratio_to_residual=total / residual_bytes,
     )
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ..autograd import Tape
-from ..checkpointing.segmented import segmented
 from ..model import Model
+from ..profile import segmented
 from ..stacks import stack_of
 from ..stacks.walking import Walk
 from ..training import Run

@@ -12,10 +12,9 @@ from .output import OutputOptions, ViewOptions
 from .settled import FileOptions, asked
 
 if TYPE_CHECKING:
-    from ..model import Model
+    from ..profile import Source
     from ..render.blocks import Block
     from ..render.csv import Sheet
-    from ..traced import TracedModel
     from ..training import Run
 
 ANSWER = ViewOptions()
@@ -42,9 +41,7 @@ def command(
     return show(*asked(*files.applied(model, run, budget)), output, view)
 
 
-def show(
-    planned: Model | TracedModel, run: Run, setup: Setup, output: OutputOptions, view: ViewOptions = ANSWER
-) -> int:
+def show(planned: Source, run: Run, setup: Setup, output: OutputOptions, view: ViewOptions = ANSWER) -> int:
     """Print the estimate of a run, and return the exit code: 1 where it does not fit."""
     from msgspec import UNSET
 

@@ -12,12 +12,11 @@ from .options import RunOptions
 from .settled import asked
 
 if TYPE_CHECKING:
-    from ..model import Model
-    from ..traced import TracedModel
+    from ..profile import Source
     from ..training import Run
 
 
-def parsed(words: Sequence[str]) -> tuple[Model | TracedModel, Run, Setup]:
+def parsed(words: Sequence[str]) -> tuple[Source, Run, Setup]:
     """Return the model, the run and the setup that `actplan estimate` with these words asks about.
 
     Raises InputError as the command does, for words that it does not know too.

@@ -180,9 +180,10 @@ def _nearest(model: Model, run: Run, allowed: str) -> str:
     """What each policy that is allowed would cost in place of the one that is wanted."""
     from ..basics.units import GIB
     from ..checkpointing.table import Table
+    from ..profile import profile_of
     from ..training.policies import parse_policy
 
-    table = Table(model, run)
+    table = Table(profile_of(model, run))
     names = [word for word in (str(run.checkpoint), "layer", "none") if word == str(run.checkpoint) or word in allowed]
     said = []
     for name in dict.fromkeys(names):
@@ -199,6 +200,7 @@ def _planned(model: Model, run: Run, to: str, limit: str) -> str | None:
     from .. import answers
     from ..checkpointing.goal import Goal
     from ..checkpointing.table import Table
+    from ..profile import profile_of
     from ..training.policies import parse_policy
     from .output import remark
 
@@ -208,7 +210,7 @@ def _planned(model: Model, run: Run, to: str, limit: str) -> str | None:
         if found is not UNSET and found.feasible and found.policy is not UNSET:
             return str(found.policy)
     else:
-        table, room = Table(model, run), goal.room or 0
+        table, room = Table(profile_of(model, run)), goal.room or 0
         for name in ("none", "layer"):
             if table.row(parse_policy(name)).autograd.peak_bytes <= room:
                 return name

@@ -156,11 +156,11 @@ def refused(plan: Planned) -> InputError:
 def _per_op(plan: Planned, model: ModelOptions, run: RunOptions, said: set[str]) -> None:
     """torchtitan's per-op policy under the names of this model."""
     from ..checkpointing.frameworks.torchtitan import per_op_policy
-    from ..checkpointing.segmented import subject
+    from ..profile import profile_of
 
     plan.options["checkpoint"] = "layer"
     loaded = model.load()
-    found = per_op_policy(subject(loaded, under(run, plan, said).run(loaded)))
+    found = per_op_policy(profile_of(loaded, under(run, plan, said).run(loaded)))
     if found:
         plan.options["checkpoint"] = str(found[0])
     else:

@@ -12,7 +12,7 @@ from ..basics.errors import InputError
 from ..model import Model
 
 if TYPE_CHECKING:
-    from ..traced import TracedModel
+    from ..profile import Source
 
 DEFAULT_PRESET = "qwen-27b"
 
@@ -42,10 +42,10 @@ class ModelOptions:
         """The model as the user named it."""
         return self.ledger or self.model or self.preset or DEFAULT_PRESET
 
-    def traced(self) -> TracedModel | None:
-        """The traced model, if that is what is named."""
+    def source(self) -> Source:
+        """The model, or the ledger in place of one, that is named."""
         if self.ledger is None:
-            return None
+            return self.load()
         if self.preset is not None or self.model is not None or self.settings:
             raise InputError(
                 "a ledger is a whole model", where="--ledger", allowed="without --preset, --model and --set"

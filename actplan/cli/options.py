@@ -16,7 +16,7 @@ from ..training.given import Given, based
 from ..training.setting import Said, Setting, flag
 from ..training.settings import BY_NAME, PLAIN, SETTINGS
 
-OF_A_LEDGER = ("seq", "batch", "checkpoint", "dp")
+OF_A_LEDGER = ("seq", "batch", "checkpoint", "checkpoint_dtype", "dp", "pp", "vpp")
 """What may still be chosen where the model is a ledger."""
 OF_A_TRACE = (
     *("seq", "batch", "dtype", "device", "checkpoint"),
@@ -63,20 +63,15 @@ class RunOptions:
             bitsandbytes=self.text("bitsandbytes"),
         )
 
-    def traced_run(self) -> Run:
-        """The one run of a traced model: batch, length and policy; the trace decided everything else."""
-        self.check_traced()
-        return self.run(None)
-
-    def check_traced(self) -> None:
-        """Errors if an option is given that a ledger cannot follow."""
+    def check_ledger(self) -> None:
+        """Raise InputError if an option is given that a ledger cannot follow."""
         for name in self._given():
             if name not in OF_A_LEDGER:
                 divides = BY_NAME[name].divides
                 raise InputError(
                     "a traced model is whole on its rank" if divides else "the trace has decided this",
                     where=flag(name),
-                    allowed="--seq, --batch, --checkpoint and --dp with --ledger",
+                    allowed=f"{', '.join(map(flag, OF_A_LEDGER))} with --ledger",
                     hint=None if divides else "trace again with this option",
                 )
 

@@ -53,11 +53,11 @@ COUNTING = Run(sequence_length=1)
 
 def _list(output: OutputOptions) -> None:
     output.kind()
-    from ..answers import model_info
     from ..model.reading import load_model, preset_names
+    from ..profile import profile_of
     from ..render import presets as view
     from ..report import STAMP
 
-    models = [model_info(load_model(name, preset=True), COUNTING) for name in preset_names()]
+    models = [profile_of(load_model(name, preset=True), COUNTING).model_info() for name in preset_names()]
     data = {**STAMP, "presets": view.records(models)}
     output.emit(data, lambda: view.blocks(models), lambda: view.sheet(models))

@@ -10,13 +10,12 @@ from typer import Option
 
 from ..basics.errors import InputError
 from ..memory.setup import Setup
-from ..model import Model
+from ..profile import Source, architecture_of
 from ..training.given import trained
 from .model_options import ModelOptions
 from .options import RunOptions
 
 if TYPE_CHECKING:
-    from ..traced import TracedModel
     from ..training import Run
     from .from_files import Applied
 
@@ -54,36 +53,38 @@ class FileOptions:
         return apply(self.from_ or [], model, run, budget, ignore=self.ignore)
 
 
-def asked(model: ModelOptions, run: RunOptions, setup: Setup) -> tuple[Model | TracedModel, Run, Setup]:
+def asked(model: ModelOptions, run: RunOptions, setup: Setup) -> tuple[Source, Run, Setup]:
     """Return the model, the run as its recipe trains it, and the setup; of a ledger, what a ledger can follow."""
-    traced = model.traced()
-    if traced is not None:
-        from ..traced.budget import check_setup
-
-        check_setup(setup)
-        return traced, run.traced_run(), setup
-    planned = model.load()
-    return planned, settled(planned, run.single(planned), run, setup), setup
+    source = model.source()
+    architecture = architecture_of(source)
+    if architecture is None:
+        run.check_ledger()
+    return source, settled(source, run.single(architecture), run, setup), setup
 
 
-def without_budget(model: ModelOptions, run: RunOptions, files: FileOptions) -> tuple[Model | TracedModel, Run]:
+def without_budget(model: ModelOptions, run: RunOptions, files: FileOptions) -> tuple[Source, Run]:
     """Return the model and the run of a command that has no recipe but that of a file."""
     if files.from_ or files.ignore:
-        planned, found, _ = asked(*files.applied(model, run, Setup()))
-        return planned, found
-    traced = model.traced()
-    if traced is not None:
-        return traced, run.traced_run()
-    run.check_activations()
-    planned = model.load()
-    return planned, run.run(planned)
+        source, found, _ = asked(*files.applied(model, run, Setup()))
+        return source, found
+    source = model.source()
+    architecture = architecture_of(source)
+    if architecture is None:
+        run.check_ledger()
+    else:
+        run.check_activations()
+    return source, run.run(architecture)
 
 
-def settled(model: Model, settings: Run, given: RunOptions, setup: Setup) -> Run:
-    """Return assembled settings as the setup's recipe trains them, on a GPU's kernels where one is named."""
+def settled(source: Source, settings: Run, given: RunOptions, setup: Setup) -> Run:
+    """Return assembled settings as the setup's recipe trains them, on a GPU's kernels where one is named. What a trace
+    has decided stays as it is."""
+    architecture = architecture_of(source)
+    if architecture is None:
+        return settings
     if setup.gpu is not None:
         if given.said["device"] == "cpu":
             raise InputError("a GPU runs no kernels of the CPU", where="--device", allowed="cuda with --gpu")
         settings = replace(settings, device="cuda")
     budgeted = setup.wanted_of(settings)
-    return trained(settings, model, given.given(settings), setup.recipe, budgeted=budgeted)
+    return trained(settings, architecture, given.given(settings), setup.recipe, budgeted=budgeted)

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from ..basics.errors import InputError
 from ..memory.setup import SWEPT, Setup
-from ..model import Model
+from ..profile import Source, architecture_of
 from ..training import Run
 from ..training.setting import flag, numbers
 from .grouping import grouped
@@ -84,13 +84,8 @@ class _Sweep:
 
         check_price(budget)
         self.model, self.run = model, run
-        self.traced = model.traced()
-        if self.traced is not None:
-            from ..traced.budget import check_setup, check_verdict
-
-            run.check_traced()
-            check_setup(budget)
-            check_verdict(self.traced.ledger, budget)
+        if model.ledger is not None:
+            run.check_ledger()
         parsed = run.axes()
         self.single = {setting.field: values[0] for setting, values in parsed.items() if len(values) == 1}
         listed = {name: _listed(getattr(budget, name), name) for name in SWEPT}
@@ -125,18 +120,13 @@ class _Sweep:
         """Every point in order, to be worked out."""
         from ..sweeps.points import points
 
-        setup = self.budget
-        if self.traced is not None:
-            base = self.run.assemble(None, self.single)
-            yield from points(self.traced, base, self.axes, setup, lambda run, setup: run)
-            return
-        for planned, place in _models(self.model, self.settings):
-            base = self.run.assemble(planned, self.single)
-            for row in points(planned, base, self.axes, setup, partial(self._settled, planned)):
+        for source, place in _models(self.model, self.settings):
+            base = self.run.assemble(architecture_of(source), self.single)
+            for row in points(source, base, self.axes, self.budget, partial(self._settled, source)):
                 yield partial(_placed, place, row)
 
-    def _settled(self, planned: Model, run: Run, setup: Setup) -> Run:
-        return settled(planned, run, self.run, setup)
+    def _settled(self, source: Source, run: Run, setup: Setup) -> Run:
+        return settled(source, run, self.run, setup)
 
     def _digest(self) -> str:
         """A name for this sweep: what is swept and everything that is held fixed."""
@@ -186,8 +176,11 @@ class SetAxis:
 _OF_RANGES = frozenset("0123456789kKmM_.,:+* ")
 
 
-def _models(model: ModelOptions, settings: Sequence[SetAxis]) -> Iterator[tuple[Model, dict[str, object]]]:
-    """Each model that the `--set` axes span, and where it lies on them."""
+def _models(model: ModelOptions, settings: Sequence[SetAxis]) -> Iterator[tuple[Source, dict[str, object]]]:
+    """Each model that the `--set` axes span, and where it lies on them; a ledger has none."""
+    if model.ledger is not None:
+        yield model.source(), {}
+        return
     for chosen in product(*(range(len(axis.settings)) for axis in settings)):
         at = list(zip(settings, chosen, strict=True))
         place = {axis.path: axis.values[i] for axis, i in at if axis.values}

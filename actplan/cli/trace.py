@@ -158,10 +158,10 @@ def _fitted(source: str, options: TraceOptions, settings: Run, output: OutputOpt
         write_ledger(ledger, output.output)
         _say_written(ledger, output.output)
         return 0
-    from ..traced import TracedModel
+    from ..profile.ledger_file import LedgerModel
     from .estimate import show
 
-    return show(TracedModel(ledger, source), settings, Setup(), output)
+    return show(LedgerModel(ledger, source), settings, Setup(), output)
 
 
 def _say_written(ledger: Ledger, path: str) -> None:

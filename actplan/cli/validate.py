@@ -64,11 +64,12 @@ def _share(text: str | None) -> float:
 def _asked(words: tuple[str, ...]) -> Asked:
     """What `actplan estimate` with these options asks about."""
     from ..basics.errors import InputError
-    from ..model import Model
+    from ..profile import architecture_of
     from ..validation.predicting import Asked
     from .estimating import parsed
 
-    model, run, setup = parsed(words)
-    if not isinstance(model, Model):
+    source, run, setup = parsed(words)
+    model = architecture_of(source)
+    if model is None:
         raise InputError("a record names a model", where="--ledger", allowed="--model or --preset")
     return Asked(model, run, setup)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, structs
 
 from ..basics.allocator import rounded
+from ..profile.profile import Profile
 from ..report import (
     Band,
     Budget,
@@ -29,7 +30,7 @@ from .chunk import Alive
 from .gpus import Gpu, framework_bytes, library_workspace, reserved_range
 from .job import Job
 from .lines import MOMENTS, Line, Phase, Pool
-from .pipeline_stages import Body, StagePlan, stage_plans
+from .pipeline_stages import StagePlan, stage_plans
 from .runtime import Runtime
 from .sharding import strategy_of
 from .states import States, states, step_lines
@@ -61,9 +62,14 @@ class StageBudget(msgspec.Struct, frozen=True):
         return max(self.phases, key=lambda phase: phase.total_bytes)
 
 
-def budget(body: Body, job: Job) -> Budget:
-    """The budget of the fullest pipeline stage of a model under its run, and every stage's total."""
-    run = body.run
+def budget(profile: Profile, job: Job) -> Budget:
+    """Return the budget of the fullest pipeline stage of a model under its run, and every stage's total.
+
+    Raises InputError for a recipe that does not suit how the stages were made.
+    """
+    run, recipe = profile.run, job.recipe_of(profile.run)
+    profile.check_recipe(job.recipe)
+    body = profile.idle_trained(strategy_of(recipe, run.mesh).holds_idle)
     stages = [_with_first_step(plan, body, job) for plan in stage_plans(body, job)]
     worst = max(stages, key=lambda stage: stage.peak.total_bytes)
     total = worst.peak.total_bytes
@@ -101,7 +107,7 @@ def budget(body: Body, job: Job) -> Budget:
 # --- what a step allocates ------------------------------------------------------------------------------------
 
 
-def _with_first_step(plan: StagePlan, body: Body, job: Job) -> StageBudget:
+def _with_first_step(plan: StagePlan, body: Profile, job: Job) -> StageBudget:
     """One stage's phases; gradients that are zeroed later, and states of an optimizer that steps in backward, appear in
     the backward of the first step."""
     found, recipe = _stage(plan, body, job), job.recipe
@@ -116,10 +122,10 @@ def _with_first_step(plan: StagePlan, body: Body, job: Job) -> StageBudget:
     return structs.replace(found, phases=phases)
 
 
-def _stage(plan: StagePlan, body: Body, job: Job, *, first_step: bool = False) -> StageBudget:
-    run, boundary, recipe = body.run, body.profile.boundary_bytes, job.recipe_of(body.run)
+def _stage(plan: StagePlan, body: Profile, job: Job, *, first_step: bool = False) -> StageBudget:
+    run, boundary, recipe = body.run, body.measured.boundary_bytes, job.recipe_of(body.run)
     split = job.split_of(run.mesh)
-    static = states(body.profile, recipe, run.mesh, stage=plan.number, split=split, boundary_bytes=boundary)
+    static = states(body.measured, recipe, run.mesh, stage=plan.number, split=split, boundary_bytes=boundary)
     static = dataclasses.replace(static, lines=(*static.lines, *_inputs(plan, body)))
     runtime = _runtime(recipe, run)(plan, body, recipe, job, first_step=first_step)
     workspace = library_workspace(job.gpu, **run.scratch).high if job.gpu is not None else 0
@@ -145,9 +151,9 @@ def _runtime(recipe: Recipe, run: Run) -> type[Runtime]:
     return TorchRuntime
 
 
-def _inputs(plan: StagePlan, body: Body) -> Iterable[Line]:
+def _inputs(plan: StagePlan, body: Profile) -> Iterable[Line]:
     """Token ids where the embedding or the loss is, and the buffers of this stage's modules."""
-    profile = body.profile
+    profile = body.measured
     layers = sum(layer.buffers for first, last in plan.chunks for layer in profile.layers[first : last + 1])
     tokens = body.run.tokens if plan.embedding or plan.head else 0
     # every stage has the modules that make position tables
@@ -162,17 +168,17 @@ def _inputs(plan: StagePlan, body: Body) -> Iterable[Line]:
     return (line for line in lines if line.nbytes)
 
 
-def _held_at_step(plan: StagePlan, body: Body) -> tuple[int, int]:
+def _held_at_step(plan: StagePlan, body: Profile) -> tuple[int, int]:
     """(activations, loss) still alive in the optimizer step, where the caller holds the logits: the logits, and by
     their graph the embedding's output and its gradient, if that was made a leaf (enable_input_require_grads)."""
     run = body.run
     if not _held_logits(plan, body):
         return 0, 0
-    leaf = 2 * body.profile.boundary_bytes if run.input_require_grads and plan.embedding else 0
+    leaf = 2 * body.measured.boundary_bytes if run.input_require_grads and plan.embedding else 0
     return rounded(leaf), _held_logits(plan, body)
 
 
-def _held_logits(plan: StagePlan, body: Body) -> int:
+def _held_logits(plan: StagePlan, body: Profile) -> int:
     """The logits that the caller holds from one forward until the next has made new ones, 0 where it does not."""
     run = body.run
     return rounded(body.logits_bytes) if run.hold_logits and run.loss_kind.returns_logits and plan.head else 0
@@ -247,4 +253,4 @@ def _framework(mesh: Mesh, gpu: Gpu | None) -> tuple[int, int]:
     return framework_bytes(gpu, groups=groups)
 
 
-__all__ = ["Body", "Job", "budget"]
+__all__ = ["Job", "budget"]

@@ -13,13 +13,13 @@ from ..profile.ascent import Ascent
 from ..profile.chain import Chain
 from ..profile.evaluation import Phase, heights
 from ..profile.layers import LayerProfile
+from ..profile.profile import Profile
 from ..profile.schedule import with_segments
-from ..stacks.walking import uncrossed
-from ..training.policies import Keeps, Layers, Segment, kept_outputs, recomputed_parts
+from ..training.policies import Keeps, Segment, kept_outputs, recomputed_parts
 from ..training.recipes import Recipe
 from .growth import Added, Grown, Growth
 from .job import Job
-from .pipeline_stages import Body, StagePlan
+from .pipeline_stages import StagePlan
 from .sharding import strategy_of
 from .states import units_of
 
@@ -83,7 +83,7 @@ class Chunk:
         self,
         span: tuple[int, int],
         plan: StagePlan,
-        body: Body,
+        body: Profile,
         recipe: Recipe,
         job: Job,
         *,
@@ -100,31 +100,32 @@ class Chunk:
         """
         link = link or PLAIN
         first, last = span
-        self.head = plan.head and last == body.layers.count - 1
+        self.head = plan.head and last == len(body.measured.layers) - 1
         embedding = plan.embedding and first == 0
         if job.offload_activations and recomputed_parts(body.run.checkpoint):
             wrong = "the inputs of parts of a layer are not moved"
             raise InputError(wrong, where="--offload activations", allowed="with a policy of whole layers")
-        segments, keeps = _segments(body, first, last)
+        segments = body.segments(body.run.checkpoint, first, last)
+        keeps = kept_outputs(body.run.checkpoint, segments)
         whole = _whole(body, segments, keeps, first, offloaded=job.offload_activations)
         lower, upper = first + (0 if embedding else 1), last + 1 + (1 if self.head else 0)
-        profiles = body.profile.stages[lower : upper + 1]
+        profiles = body.measured.stages[lower : upper + 1]
         if self.head:
-            profiles = (*profiles[:-1], body.profile.ending(checkpointed=bool(segments)))
+            profiles = (*profiles[:-1], body.measured.ending(checkpointed=bool(segments)))
         self.owed_bytes = sum(stage.owed for stage in profiles)
-        self.replayed = [body.profile.layers[begin + first : end + first + 1] for begin, end in segments]
+        self.replayed = [body.measured.layers[begin + first : end + first + 1] for begin, end in segments]
         self.shift = 1 if embedding else 0
         self.chosen = frozenset(layer + self.shift for layer in keeps)
         self.ends = {i + self.shift: end + self.shift for begin, end in segments for i in range(begin, end + 1)}
         # gradients that wait for another use of their parameter; those of early exits are of hidden states
         waiting = profiles[-1].stage.g - profiles[-1].owed if self.head else 0
-        waiting = max(0, waiting - len(body.profile.exits) * whole.boundary(1))
+        waiting = max(0, waiting - len(body.measured.exits) * whole.boundary(1))
         self.summed = embedding
         x_out = 0 if self.head else whole.boundary(upper + 1)
         part = replace(whole, stages=whole.stages[lower : upper + 1], x_out=x_out)
         if link.received:
             part = replace(part, stages=(replace(part.stages[0], x=0), *part.stages[1:]))
-        units = units_of(body.profile)[lower : upper + 1]
+        units = units_of(body.measured)[lower : upper + 1]
         growth = strategy_of(recipe, body.run.mesh).growth(profiles, units, first_step=first_step)
         growth.kept = growth.kept or settled
         self.waiting = 0 if growth.kept else waiting  # beside gradients that are allocated throughout it is a transient
@@ -138,12 +139,12 @@ class Chunk:
         self.kept_bytes += self.output
         self.out_gradient, self.retained = x_out if link.joined else 0, link.retained
         self.owed_bytes -= rounded(self.out_gradient) if self.owed_bytes else 0
-        saved = body.profile.head.saved if self.head else ()
+        saved = body.measured.head.saved if self.head else ()
         self.freed_bytes = self.output if self.head else 0
         self.freed_bytes += sum(row.nbytes for row in saved if row.op in LOSS_OPS)
         self.base = body.base_bytes(_counted(segments, first))
         moved = job.offload_activations and bool(segments)
-        self.host_bytes = len(segments) * (whole.copy or body.profile.boundary_bytes) if moved else 0
+        self.host_bytes = len(segments) * (whole.copy or body.measured.boundary_bytes) if moved else 0
         if moved:
             self.base += _in_transfer(len(segments)) * whole.boundary(lower + 1)
 
@@ -225,27 +226,12 @@ def _grown(
     return tuple(made)
 
 
-def _segments(body: Body, first: int, last: int) -> tuple[tuple[Segment, ...], Keeps]:
-    """The policy applied to the layers of a chunk, as a pipeline stage sees only its own, and what each layer keeps;
-    both counted from the chunk's first layer. Layers below all that is trained have nothing to keep."""
-    whole, policy, count = body.layers, body.run.checkpoint, last - first + 1
-    if count == 0:
-        return (), {}
-    own = whole
-    if count < whole.count:
-        own = Layers(count, min(whole.block, count), whole.stored_bytes[first : last + 1], max(0, whole.lead - first))
-    layers = body.profile.layers
-    exits = [after - first for after in body.profile.exits]
-    segments = tuple(part for part in uncrossed(policy.segments(own), exits) if layers[first + part[1]].reached)
-    return segments, kept_outputs(policy, segments)
-
-
 def _counted(segments: Sequence[Segment], first: int) -> tuple[Segment, ...]:
     """Segments of a chunk as the whole model counts its layers."""
     return tuple((begin + first, end + first) for begin, end in segments)
 
 
-def _whole(body: Body, segments: Sequence[Segment], keeps: Keeps, first: int, *, offloaded: bool) -> Chain:
+def _whole(body: Profile, segments: Sequence[Segment], keeps: Keeps, first: int, *, offloaded: bool) -> Chain:
     """The model's chain as the segments of a chunk need it."""
     stored = not (segments and segments[0][0] == 0)
     whole = body.chain_of(_counted(segments, first), first_stored=stored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..basics.errors import InputError
-from ..checkpointing.segmented import Segmented
+from ..profile.profile import Segmented
 from ..report import Cost
 from .gpus import Gpu
 
@@ -22,7 +22,7 @@ def cost(undivided: Segmented, *, tokens: int, gpus: int, mfu: float, gpu: Gpu) 
     """
     if not 0 < mfu <= 1:
         raise InputError(f"{mfu} is no utilisation", where="--mfu", allowed="more than 0 and at most 1")
-    step = 3 * undivided.profile.flops
+    step = 3 * undivided.measured.flops
     again = undivided.evaluation.cost
     per_token = step // undivided.run.tokens
     seconds = tokens * step / undivided.run.tokens / (gpu.peak_flops * mfu)

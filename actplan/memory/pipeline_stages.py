@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
 from ..basics.errors import InputError
-from ..profile.ascent import Ascent
-from ..profile.chain import Chain
-from ..profile.layers import ModelProfile
-from ..training import Run
+from ..profile.profile import Profile
 from ..training.pipelining import Holding
-from ..training.policies import Keeps, Layers, Segment
 from .job import Job
 from .sharding import strategy_of
 from .states import stage_chunks, units_of
@@ -21,32 +16,6 @@ from .units import Unit
 
 ALONE = (Holding("F", 0, (0,), (0,)), Holding("B", 0, (0,), (0,)))
 """A single stage: one micro-batch at a time."""
-
-
-class Body(Protocol):
-    """What a budget needs to know of a model under one run: `estimate.autograd.Subject`, or a traced one."""
-
-    @property
-    def run(self) -> Run: ...
-
-    @property
-    def profile(self) -> ModelProfile: ...
-
-    @property
-    def layers(self) -> Layers: ...
-
-    @property
-    def logits_bytes(self) -> int: ...
-
-    def chain_of(self, segments: Sequence[Segment], *, first_stored: bool) -> Chain: ...
-
-    def base_bytes(self, segments: Sequence[Segment]) -> int: ...
-
-    def with_choices(self, chain: Chain, keeps: Keeps) -> Chain: ...
-
-    def ascents(self, keeps: Keeps) -> dict[int, Ascent]: ...
-
-    def split(self, *, keeps_graph: bool = False) -> Body: ...
 
 
 class StagePlan(msgspec.Struct, frozen=True):
@@ -70,16 +39,16 @@ class StagePlan(msgspec.Struct, frozen=True):
         return max(sum(held.owed) for held in self.holdings)
 
 
-def stage_plans(body: Body, job: Job) -> list[StagePlan]:
+def stage_plans(body: Profile, job: Job) -> list[StagePlan]:
     """Layers, ends and fullest moments of every stage."""
-    units, run = units_of(body.profile), body.run
+    units, run = units_of(body.measured), body.run
     schedule = job.schedule_of(run.mesh)
     split = job.split_of(run.mesh)
     torch = strategy_of(job.recipe, run.mesh).pipelines == "torch"
     plans = []
     for number in range(run.mesh.pp):
         chunks = stage_chunks(units, run.mesh, number, split)
-        spans = tuple(_span(chunk, body.layers.count, number) for chunk in chunks)
+        spans = tuple(_span(chunk, len(body.measured.layers), number) for chunk in chunks)
         kinds = {unit.kind for chunk in chunks for unit in chunk}
         held: tuple[Holding, ...] = ALONE
         if schedule is not None and torch:

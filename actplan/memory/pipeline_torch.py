@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from ..autograd.storage import SavedTensor
 from ..basics.allocator import rounded
 from ..ops.linear import INPUT
+from ..profile.profile import Profile
 from ..training.pipelining import Holding, place_of
 from ..training.recipes import Recipe
 from .chunk import Alive, Chunk, Link
 from .job import Job
-from .pipeline_stages import Body, StagePlan
+from .pipeline_stages import StagePlan
 from .runtime import Held, Runtime, times
 from .sharding import strategy_of
 from .states import stage_chunks, units_of
@@ -31,7 +32,7 @@ from .states import stage_chunks, units_of
 class TorchRuntime(Runtime):
     """A stage's chunks as torch's pipeline runs them."""
 
-    def __init__(self, plan: StagePlan, body: Body, recipe: Recipe, job: Job, *, first_step: bool = False) -> None:
+    def __init__(self, plan: StagePlan, body: Profile, recipe: Recipe, job: Job, *, first_step: bool = False) -> None:
         self.plan, self.body, self.recipe, self.job, self.first_step = plan, body, recipe, job, first_step
         mesh, split = body.run.mesh, job.split_of(body.run.mesh)
         places = [place_of(mesh, plan.number, chunk, folded=split.folded) for chunk in range(mesh.vpp)]
@@ -43,13 +44,13 @@ class TorchRuntime(Runtime):
         self.chunks = self._made(body)
         self.settled = self._made(body, settled=True) if grows else self.chunks
         self.halved = self._made(body.split(keeps_graph=True), settled=True, retained=True) if self.splits else []
-        self.boundary = rounded(body.profile.boundary_bytes)
-        own = stage_chunks(units_of(body.profile), mesh, plan.number, split)
+        self.boundary = rounded(body.measured.boundary_bytes)
+        own = stage_chunks(units_of(body.measured), mesh, plan.number, split)
         each = [[p for unit in units for p in unit.parameters if p.trainable] for units in own]
         self.gradients = [sum(map(strategy.gradient_bytes, of)) if grows else 0 for of in each]
         self.largest = [max(map(strategy.gradient_bytes, of), default=0) for of in each]
 
-    def _made(self, body: Body, *, settled: bool = False, retained: bool = False) -> list[Chunk]:
+    def _made(self, body: Profile, *, settled: bool = False, retained: bool = False) -> list[Chunk]:
         links = [replace(link, retained=retained) for link in self.links]
         how = {"first_step": self.first_step, "settled": settled}
         return [

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from ..basics.errors import InputError
-from ..checkpointing.segmented import subject
-from ..model import Model
+from ..profile.profile import Profile
 from ..report import Budget, Remedy
 from ..training import Run
-from .budget import Body, Job, budget
-from .changes import Change, Price, changes
+from .budget import Job, budget
+from .changes import Change, Price, changes, of_any
 from .target import Target
 
 MAX_SINGLES = 8
@@ -23,38 +21,6 @@ MAX_PAIRS = 8
 """Pairs that are tried, the cheapest of those first whose gains add up to enough."""
 LEAST_GAIN = 0.01
 """A change that gains less is no remedy."""
-
-
-class Planned(Protocol):
-    """A model with its run's checkpointing."""
-
-    @property
-    def recompute_flops_fraction(self) -> float: ...
-
-
-class Plannable(Protocol):
-    """What changes are tried on: a known model, or a traced one."""
-
-    def under(self, run: Run) -> tuple[Body, Planned]:
-        """The body of a run, and the same with its checkpointing."""
-        ...
-
-    def changes(self, run: Run, job: Job) -> Iterator[Change]:
-        """What is worth trying."""
-        ...
-
-
-class Known(msgspec.Struct, frozen=True):
-    """A model whose layers actplan knows."""
-
-    model: Model
-
-    def under(self, run: Run) -> tuple[Body, Planned]:
-        about = subject(self.model, run)
-        return about, about.under(run.checkpoint)
-
-    def changes(self, run: Run, job: Job) -> Iterator[Change]:
-        return changes(self.model, run, job)
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -70,7 +36,7 @@ class Trial(msgspec.Struct, frozen=True):
         return self.change.price, round(1000 * self.remedy.recompute_flops_fraction), self.remedy.gpus
 
 
-def remedies(about: Plannable, run: Run, job: Job, found: Budget, target: Target) -> tuple[Remedy, ...]:
+def remedies(about: Profile, run: Run, job: Job, found: Budget, target: Target) -> tuple[Remedy, ...]:
     """Return the single changes that suffice, the cheapest first, and the cheapest pair where it costs less or no
     single one suffices on the GPUs there are; where no pair does, changes on top of one another until it fits."""
     trials = sorted(_singles(about, run, job, found, target), key=lambda trial: trial.order)
@@ -83,17 +49,18 @@ def remedies(about: Plannable, run: Run, job: Job, found: Budget, target: Target
     return (*first, *([] if pair is None else [pair]), *more)
 
 
-def _singles(about: Plannable, run: Run, job: Job, found: Budget, target: Target) -> Iterator[Trial]:
+def _singles(about: Profile, run: Run, job: Job, found: Budget, target: Target) -> Iterator[Trial]:
     """Every change that gains at least a hundredth."""
     typical = target.typical(found)
-    for change in about.changes(run, job):
+    model = about.architecture
+    for change in of_any(run, job) if model is None else changes(model, run, job):
         tried = _tried(about, (change,), run, job, target)
         if tried is not None and typical - tried[1] >= LEAST_GAIN * typical:
             yield Trial(change, tried[0], typical - tried[1])
 
 
 def _pair(
-    about: Plannable, run: Run, job: Job, target: Target, trials: Sequence[Trial], enough: Sequence[Trial]
+    about: Profile, run: Run, job: Job, target: Target, trials: Sequence[Trial], enough: Sequence[Trial]
 ) -> Remedy | None:
     """The cheapest pair of changes none of which suffices alone, if it costs less than the cheapest that does."""
     bound = enough[0].change.price if enough else Price.MORE_GPUS
@@ -109,7 +76,7 @@ def _pair(
     return None
 
 
-def _together(about: Plannable, run: Run, job: Job, target: Target, trials: Sequence[Trial]) -> Iterator[Remedy]:
+def _together(about: Profile, run: Run, job: Job, target: Target, trials: Sequence[Trial]) -> Iterator[Remedy]:
     """Changes on top of one another, the cheapest first, each kept if it gains, until it fits."""
     kept: tuple[Change, ...] = ()
     lowest: int | None = None
@@ -124,14 +91,14 @@ def _together(about: Plannable, run: Run, job: Job, target: Target, trials: Sequ
             return
 
 
-def _tried(about: Plannable, made: Sequence[Change], run: Run, job: Job, target: Target) -> tuple[Remedy, int] | None:
+def _tried(about: Profile, made: Sequence[Change], run: Run, job: Job, target: Target) -> tuple[Remedy, int] | None:
     """The outcome of changes, and what it typically takes; None where the model or mesh does not allow them."""
     try:
         for change in made:
             run, job = change.apply(run, job)
-        body, chosen = about.under(run)
-        found = budget(body, job)
-        fraction = chosen.recompute_flops_fraction
+        changed = about.with_run(run)
+        found = budget(changed, job)
+        fraction = changed.under(run.checkpoint).recompute_flops_fraction
     except InputError:
         return None
     remedy = Remedy(

@@ -10,12 +10,13 @@ from operator import mul
 
 import msgspec
 
+from ..profile.profile import Profile
 from ..training.pipelining import Holding
 from ..training.recipes import Recipe
 from .chunk import Alive, Chunk
 from .job import Job
 from .lines import Phase
-from .pipeline_stages import Body, StagePlan
+from .pipeline_stages import StagePlan
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -29,7 +30,7 @@ class Held(msgspec.Struct, frozen=True):
 class Runtime:
     """A stage's chunks, as its schedule runs them."""
 
-    def __init__(self, plan: StagePlan, body: Body, recipe: Recipe, job: Job, *, first_step: bool = False) -> None:
+    def __init__(self, plan: StagePlan, body: Profile, recipe: Recipe, job: Job, *, first_step: bool = False) -> None:
         self.plan, self.body, self.recipe, self.job, self.first_step = plan, body, recipe, job, first_step
         self.splits = any(held.kind == "I" or sum(held.owed) for held in plan.holdings)
         self.chunks = [Chunk(span, plan, body, recipe, job, first_step=first_step) for span in plan.chunks]

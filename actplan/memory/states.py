@@ -12,7 +12,7 @@ from typing import Any
 from ..basics.allocator import rounded
 from ..basics.errors import InputError
 from ..basics.units import INT64
-from ..profile.layers import ModelProfile
+from ..profile.layers import Measured
 from ..training.mesh import Mesh
 from ..training.optimizers import SCALAR, AdamW
 from ..training.recipes import Recipe
@@ -39,7 +39,7 @@ _QUANTISED_SOURCE = {
 
 
 def states(
-    model: ModelProfile | Sequence[Unit],
+    model: Measured | Sequence[Unit],
     recipe: Recipe,
     mesh: Mesh | None = None,
     *,
@@ -55,7 +55,7 @@ def states(
         boundary_bytes: one micro-batch's hidden states, for pipeline receive buffers.
     """
     mesh = mesh or Mesh()
-    units = units_of(model) if isinstance(model, ModelProfile) else tuple(model)
+    units = units_of(model) if isinstance(model, Measured) else tuple(model)
     chunks = stage_chunks(units, mesh, stage, split)
     own = tuple(chain.from_iterable(chunks))
     strategy = strategy_of(recipe, mesh)

@@ -13,7 +13,7 @@ from ..stacks.transformers.prediction import part_of
 from ..training.mesh import Mesh
 
 if TYPE_CHECKING:
-    from ..profile.layers import ModelProfile
+    from ..profile.layers import Measured
 
 UnitKind = Literal["embedding", "layer", "head"]
 TIED_COPY = "tied_embedding_copy.weight"
@@ -31,7 +31,7 @@ class Unit:
         return sum(p.numel for p in self.parameters)
 
 
-def units_of(profile: ModelProfile) -> tuple[Unit, ...]:
+def units_of(profile: Measured) -> tuple[Unit, ...]:
     """The units of a profiled model: its embedding, each layer, its head."""
     units: list[Unit] = [Unit(EMBEDDING, "embedding", profile.embedding.parameters)]
     units.extend(Unit(f"layers.{i}", "layer", layer.parameters) for i, layer in enumerate(profile.layers))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from ..profile.profile import Profile
 from ..report import Budget, Fit, PhaseBytes
 from ..training import Run
 from .gpus import EXPANDABLE
 from .job import Job
-from .remedies import Plannable, remedies
+from .remedies import remedies
 from .target import Target
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "loss", "workspace", "communication")
 
 
-def fit(about: Plannable, run: Run, job: Job, found: Budget, target: Target) -> Fit:
+def fit(about: Profile, run: Run, job: Job, found: Budget, target: Target) -> Fit:
     """The verdict; where it does not fit, the category to blame and what would help."""
     verdict = target.verdict(found)
     parts: dict[str, object] = {} if target.device is None else {"device": target.device}

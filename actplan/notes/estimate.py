@@ -10,18 +10,22 @@ from msgspec.structs import replace
 from ..autograd.storage import SavedTensor
 from ..basics.units import FP32, format_gib
 from ..checkpointing import textbook
-from ..checkpointing.segmented import Segmented, segmented, subject
 from ..checkpointing.table import Table
 from ..model import Attention, GatedDeltaNet, LatentAttention, Model
+from ..profile import profile_of, segmented
+from ..profile.profile import Profile, Segmented
 from ..report import Note
 from ..stacks.transformers.head import is_masked
 from ..training import Run
 from ..training.policies import Blocks, EveryLayer, NoCheckpoint, Sqrt
 
 
-def notes(model: Model, run: Run, table: Table, chosen: Segmented) -> tuple[Note, ...]:
-    """All that apply, the most useful first."""
-    return tuple(
+def notes(profile: Profile, table: Table, chosen: Segmented) -> tuple[Note, ...]:
+    """Return where the numbers are from, and what applies of the architecture, the most useful first."""
+    model, run = profile.architecture, profile.given
+    if model is None:
+        return profile.provenance
+    return profile.provenance + tuple(
         Note(code=code, message=message)
         for part in (
             _widest(model),
@@ -94,13 +98,14 @@ def _held(model: Model, run: Run) -> Said:
     until = "until the next forward has returned" if run.logits_outlive_step else "to the end of the step"
     yield (
         "hold-logits",
-        f"the logits, {format_gib(subject(model, run).logits_bytes)} GiB, are held {until}, as a loop with `outputs = "
-        f"model(...)` does; Transformers' Trainer, or `loss = model(...).loss`, lets go of them before backward",
+        f"the logits, {format_gib(profile_of(model, run).logits_bytes)} GiB, are held {until}, as a loop "
+        f"with `outputs = model(...)` does; Transformers' Trainer, or `loss = model(...).loss`, lets go of them before "
+        f"backward",
     )
 
 
 def _better_segmentation(table: Table) -> Said:
-    by_textbook, by_autograd = table.best_uniform
+    by_textbook, by_autograd = table.best_uniform[0], table.best_uniform[-1]
     block, n = table.row(Blocks()), table.layers.count
     best, natural = table.textbook_peak(by_textbook), table.textbook_peak(Blocks())
     if best < natural:
@@ -145,7 +150,7 @@ def _matrices(model: Model, run: Run, chosen: Segmented) -> Said:
     """What eager attention keeps of T × T, by the ledger."""
     if run.attention != "eager":
         return
-    layers = chosen.profile.layers
+    layers = chosen.measured.layers
     kept = [sum(r.nbytes * r.count for r in layer.saved if _is_matrix(r, run)) for layer in layers]
     heads = max((layer.mixer.num_attention_heads for layer in model.layers if _has_heads(layer.mixer)), default=0)
     if not any(kept):
@@ -233,7 +238,7 @@ def _expert_adapters(run: Run, chosen: Segmented) -> Said:
     """Adapters of stacked experts, which some models get and no linear has."""
     if run.adapters is None or EXPERT_PROJECTIONS.isdisjoint(run.adapters.targets):
         return
-    layers = [layer for layer in chosen.profile.layers if layer.reached]
+    layers = [layer for layer in chosen.measured.layers if layer.reached]
     values = [sum(p.numel for p in layer.parameters if p.expert and len(p.shape) == 3) for layer in layers]
     if not any(values):
         return
@@ -279,7 +284,7 @@ def _recomputation(model: Model, run: Run) -> Said:
             "default), or gradients are silently wrong",
         )
     chosen = segmented(model, run, run.checkpoint)
-    empty = chosen.subject.menus.empty(chosen.keeps) if chosen.keeps else ()
+    empty = chosen.profile.menus.empty(chosen.keeps) if chosen.keeps else ()
     if empty:
         kinds = sorted({model.layers[i].kind for i in empty})
         yield (
@@ -320,7 +325,7 @@ def _stored(model: Model, run: Run) -> Said:
 
 
 def _not_modelled(model: Model, run: Run, chosen: Segmented) -> Said:
-    parameters = [p for stage in chosen.profile.stages for p in stage.parameters]
+    parameters = [p for stage in chosen.measured.stages for p in stage.parameters]
     weights = sum(p.nbytes for p in parameters)
     frozen = any(not p.trainable for p in parameters)
     theirs = "gradients and optimizer states of the trained ones" if frozen else "their gradients and optimizer states"

@@ -11,13 +11,13 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from ..basics.units import format_gib
-from ..checkpointing.segmented import Segmented, Subject, subject
 from ..memory.budget import Job, budget
 from ..memory.sharding import Strategy, strategy_of
 from ..memory.states import States, Unit, states, units_of
 from ..model import Model
-from ..profile.layers import ModelProfile
+from ..profile.layers import Measured
 from ..profile.parameter import Parameter
+from ..profile.profile import Profile, Segmented
 from ..report import Budget, PhaseBytes, StageBytes
 from ..training import Run
 from ..training.mesh import Mesh
@@ -44,24 +44,26 @@ def more_or_less(difference: int) -> str:
 
 
 class Facts:
-    """Model, run, job and the budget that came out."""
+    """A profile, a job and the budget that came out."""
 
-    def __init__(self, model: Model, run: Run, job: Job, found: Budget) -> None:
-        self.model, self.run, self.job, self.found = model, run, job, found
-        self.recipe: Recipe = job.recipe_of(run)
-
-    @cached_property
-    def subject(self) -> Subject:
-        return subject(self.model, self.run)
+    def __init__(self, profile: Profile, job: Job, found: Budget) -> None:
+        self.profile, self.run, self.job, self.found = profile, profile.given, job, found
+        self.recipe: Recipe = job.recipe_of(profile.run)
 
     @property
-    def profile(self) -> ModelProfile:
-        return self.subject.profile
+    def model(self) -> Model:
+        """The architecture, of which most notes speak: a caller has made sure that it is known."""
+        assert self.profile.architecture is not None
+        return self.profile.architecture
+
+    @property
+    def measured(self) -> Measured:
+        return self.profile.measured
 
     @cached_property
     def chosen(self) -> Segmented:
         """The model under the run's own checkpointing."""
-        return self.subject.under(self.run.checkpoint)
+        return self.profile.under(self.run.checkpoint)
 
     @property
     def checkpoints(self) -> bool:
@@ -84,16 +86,16 @@ class Facts:
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """This rank's tensor- and expert-parallel share of every parameter of the model."""
-        return tuple(p for stage in self.profile.stages for p in stage.parameters)
+        return tuple(p for stage in self.measured.stages for p in stage.parameters)
 
     @cached_property
     def whole_parameters(self) -> int:
         """Of the whole model."""
-        return subject(self.model, Run(sequence_length=1)).profile.num_parameters
+        return self.profile.with_run(Run(sequence_length=1)).measured.num_parameters
 
     def held(self, picked: Callable[[Parameter], bool]) -> States:
         """What a rank holds of the parameters that are picked, on whichever pipeline stage they lie."""
-        units = [Unit(u.name, u.kind, tuple(filter(picked, u.parameters))) for u in units_of(self.profile)]
+        units = [Unit(u.name, u.kind, tuple(filter(picked, u.parameters))) for u in units_of(self.measured)]
         return states(units, self.recipe, replace(self.mesh, pp=1, vpp=1))
 
     def phase(self, name: str) -> PhaseBytes:
@@ -115,7 +117,7 @@ class Facts:
     def with_run(self, **changed: object) -> int:
         """The total with the run changed."""
         run = replace(self.run, **changed)
-        return budget(subject(self.model, run), self.job).total_bytes
+        return budget(self.profile.with_run(run), self.job).total_bytes
 
     @property
     def logits(self) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from ..checkpointing.segmented import segmented
-from ..model import Model
+from ..profile.profile import Profile
 from ..report import Note
-from ..training import Run
 
 
-def ledger_notes(model: Model, run: Run, layer: int) -> tuple[Note, ...]:
+def ledger_notes(profile: Profile, layer: int) -> tuple[Note, ...]:
     """Say why a layer keeps nothing: it runs again with the layers before it, or nothing in it or below is trained."""
-    chosen = segmented(model, run, run.checkpoint)
+    chosen = profile.under(profile.given.checkpoint)
     if chosen.layer_saved_bytes[layer]:
         return ()
-    for first, last in chosen.segments:
+    for first, last in chosen.layer_segments:
         if first < layer <= last:
             said = f"layers {first} to {last} run again together: their one input is saved with layer {first}"
             return (Note(code="inside-segment", message=said),)

@@ -91,8 +91,8 @@ def _held(facts: Facts) -> Said:
 
 
 def _vocabulary(facts: Facts) -> Said:
-    ends = facts.profile.embedding.num_parameters + facts.profile.head.num_parameters
-    share = ends / facts.profile.num_parameters
+    ends = facts.measured.embedding.num_parameters + facts.measured.head.num_parameters
+    share = ends / facts.measured.num_parameters
     if share < BIG_VOCABULARY or facts.model.vocab_size < 1 << 15:
         return
     yield (

@@ -8,26 +8,24 @@ from math import sqrt
 from ..basics.units import format_gib
 from ..checkpointing.candidates import Candidates, candidates
 from ..checkpointing.largest import MOST
-from ..checkpointing.segmented import subject
 from ..checkpointing.slowdown import FLOPS_PER_BYTE, READS
-from ..model import Model
+from ..profile.profile import Profile
 from ..report import Largest, Note, Plan
-from ..training import Run
 from ..training.policies import EveryK, EveryLayer
 
 Said = Iterator[tuple[str, str]]
 
 
-def plan_notes(model: Model, run: Run, found: Plan) -> tuple[Note, ...]:
+def plan_notes(profile: Profile, found: Plan) -> tuple[Note, ...]:
     """All that apply to a plan."""
-    about = candidates(subject(model, run), found.only, per_op=found.per_op)
-    parts = (_per_op(about, found), _last(found), _kept(model, found), *_of_model(about), _time(found))
+    about = candidates(profile, found.only, per_op=found.per_op)
+    parts = (_per_op(about, found), _last(found), _kept(profile, found), *_of_model(about), _time(found))
     return tuple(Note(code=code, message=message) for part in parts for code, message in part)
 
 
-def frontier_notes(model: Model, run: Run, only: str, per_op: bool | None) -> tuple[Note, ...]:
+def frontier_notes(profile: Profile, only: str, per_op: bool | None) -> tuple[Note, ...]:
     """All that apply to a whole frontier."""
-    about = candidates(subject(model, run), only, per_op=per_op)
+    about = candidates(profile, only, per_op=per_op)
     return tuple(Note(code=code, message=message) for part in _of_model(about) for code, message in part)
 
 
@@ -52,7 +50,7 @@ def _per_op(about: Candidates, found: Plan) -> Said:
     if not about.per_op or not found.feasible or not about.whole:
         return
     fitting = [p.flops for p in about.whole if p.peak_bytes <= found.limit_bytes - found.reserved_bytes]
-    step = 3 * about.subject.profile.flops
+    step = 3 * about.profile.measured.flops
     if fitting and step and min(fitting) > (found.recompute_cost or 0):
         yield (
             "per-op",
@@ -70,11 +68,11 @@ def _last(found: Plan) -> Said:
         )
 
 
-def _kept(model: Model, found: Plan) -> Said:
+def _kept(profile: Profile, found: Plan) -> Said:
     """In a hybrid, the kinds of layer that are stored."""
     units = [unit for unit in found.units or () if unit.kind == "stored"]
-    stored = {model.layers[i].kind for unit in units for i in range(unit.first_stage, unit.last_stage + 1)}
-    kinds = model.layer_kinds()
+    stored = {profile.kinds[i] for unit in units for i in range(unit.first_stage, unit.last_stage + 1)}
+    kinds = set(profile.kinds)
     if stored and len(stored) < len(kinds):
         yield (
             "hybrid",
@@ -104,7 +102,7 @@ def _uniform(about: Candidates) -> Said:
     if n < 4 or not about.framework.long_segments:
         return
     best = min(range(1, n + 1), key=lambda k: under(EveryK(k) if k > 1 else EveryLayer()).peak_bytes)
-    stages = [layer.stage for layer in about.subject.profile.layers]
+    stages = [layer.stage for layer in about.profile.measured.layers]
     x, s = stages[0].x, sum(stage.s for stage in stages) / n
     yield (
         "best-uniform",

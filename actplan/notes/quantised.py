@@ -41,7 +41,7 @@ def _upcast(facts: Facts, base: QuantisedBase) -> Said:
 
 def _experts(facts: Facts, base: QuantisedBase) -> Said:
     """Fused experts are 3-d parameters, no linears, and bitsandbytes quantises linears."""
-    layers = [[p for p in layer.parameters if _is_stack(p)] for layer in facts.profile.layers]
+    layers = [[p for p in layer.parameters if _is_stack(p)] for layer in facts.measured.layers]
     size = sum(p.nbytes for layer in layers for p in layer)
     if not size:
         return
@@ -75,7 +75,7 @@ def _is_stack(p: Parameter) -> bool:
 
 
 def _inputs(facts: Facts, base: QuantisedBase) -> Said:
-    size = sum(layer.stage.pinned for layer in facts.profile.layers)
+    size = sum(layer.stage.pinned for layer in facts.measured.layers)
     if not size:
         return
     which = "the 8-bit product (MatMul8bitLt)"

@@ -103,12 +103,12 @@ def _volume(facts: Facts) -> Said:
         return
     ranks = facts.divisors.parameters
     part = (ranks - 1) / ranks
-    layers = [_gathered_bytes(facts, layer) for layer in facts.profile.layers]
+    layers = [_gathered_bytes(facts, layer) for layer in facts.measured.layers]
     again = {i for first, last in facts.chosen.segments for i in range(first, last + 1)}
     often, once = strategy.gather_counts()
     received = sum(size * (often if i in again else once) for i, size in enumerate(layers)) * part
     extra = sum(layers[i] for i in again) * (often - once) * part
-    ends = (_gathered_bytes(facts, facts.profile.embedding) + _gathered_bytes(facts, facts.profile.head)) * part
+    ends = (_gathered_bytes(facts, facts.measured.embedding) + _gathered_bytes(facts, facts.measured.head)) * part
     trained = sum(p.numel for p in facts.parameters if p.trainable)
     reduced = trained * strategy.reduced_dtype.itemsize * part
     yield (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ..basics.units import FP16, FP32
-from ..checkpointing.segmented import subject
 from ..ops.linear import WEIGHT
 from ..profile.parameter import Parameter
 from ..training.policies import NoCheckpoint
@@ -27,7 +26,7 @@ def tuning_notes(facts: Facts) -> Said:
 
 def _no_gradient(facts: Facts) -> Said:
     """Checkpointing whose first input needs no gradient."""
-    trained = any(p.trainable for p in facts.profile.embedding.parameters)
+    trained = any(p.trainable for p in facts.measured.embedding.parameters)
     given = facts.run.input_require_grads
     if not facts.checkpoints or trained or given:
         return
@@ -45,8 +44,8 @@ def _no_gradient(facts: Facts) -> Said:
 
 def _below(facts: Facts) -> str:
     """What frozen layers below all that is trained keep, since their input is made to need a gradient."""
-    plain = subject(facts.model, replace(facts.run, input_require_grads=False)).under(facts.run.checkpoint)
-    count = sum(not layer.reached for layer in plain.profile.layers)
+    plain = facts.profile.with_run(replace(facts.run, input_require_grads=False)).under(facts.run.checkpoint)
+    count = sum(not layer.reached for layer in plain.measured.layers)
     if not count:
         return ""
     size = facts.chosen.saved_bytes - plain.saved_bytes
@@ -58,7 +57,7 @@ def _below(facts: Facts) -> str:
 
 def _frozen_trunk(facts: Facts) -> Said:
     """Frozen layers keep activations as soon as anything below them is trained."""
-    run, layers = facts.run, facts.profile.layers
+    run, layers = facts.run, facts.measured.layers
     if run.trains_all:
         return
     saved = facts.chosen.layer_saved_bytes
@@ -68,7 +67,7 @@ def _frozen_trunk(facts: Facts) -> Said:
         return
     policy = str(run.checkpoint)
     beside = f"; the {skipped} layers below all that is trained keep nothing" if skipped else ""
-    plain = sum(facts.subject.under(NoCheckpoint()).layer_saved_bytes[i] for i in frozen)
+    plain = sum(facts.profile.under(NoCheckpoint()).layer_saved_bytes[i] for i in frozen)
     without = f", {gib(plain)} without checkpointing" if facts.checkpoints else ""
     yield (
         "frozen-stores",
@@ -109,7 +108,7 @@ def _adapters(facts: Facts) -> Said:
     other = run.dtype if own == FP32 else FP32
     if own == other or run.autocast_dtype == FP16:  # loss scaling takes fp32 alone
         return
-    with_other = subject(facts.model, replace(run, adapters=replace(lora, dtype=other))).under(run.checkpoint)
+    with_other = facts.profile.with_run(replace(run, adapters=replace(lora, dtype=other))).under(run.checkpoint)
     difference = with_other.saved_bytes - facts.chosen.saved_bytes
     fixed = facts.recipe.casts_adapters
     how = "peft alone" if fixed else f"--lora-dtype {other}"
@@ -125,7 +124,7 @@ def _casts(facts: Facts) -> Said:
     if run.precision != "autocast":
         return
     # a weight that is saved as it is held is no row of the ledger: these are copies
-    stages = facts.subject.under(NoCheckpoint()).profile.stages
+    stages = facts.profile.under(NoCheckpoint()).measured.stages
     copies = sum(row.nbytes * row.count for stage in stages for row in stage.saved if row.reason == WEIGHT)
     if not copies:
         return
@@ -141,8 +140,8 @@ def _rounded(facts: Facts) -> Said:
     """Quantisation-aware training: what rounding keeps beside the weights."""
     if facts.run.fake_quantised is None:
         return
-    plain = subject(facts.model, replace(facts.run, fake_quantised=None)).under(NoCheckpoint())
-    more = more_or_less(facts.subject.under(NoCheckpoint()).saved_bytes - plain.saved_bytes)
+    plain = facts.profile.with_run(replace(facts.run, fake_quantised=None)).under(NoCheckpoint())
+    more = more_or_less(facts.profile.under(NoCheckpoint()).saved_bytes - plain.saved_bytes)
     what = "weights and inputs" if facts.run.fake_quantised.activations else "weights"
     yield (
         "qat-copies",
@@ -154,12 +153,12 @@ def _rounded(facts: Facts) -> Said:
 def _boundaries(facts: Facts) -> Said:
     chosen = facts.chosen
     count = len(chosen.segments)
-    size = count * chosen.held_bytes
+    size = sum(facts.profile.held_bytes(first) for first, _ in chosen.segments)
     if not count or (size < LARGE * facts.found.total_bytes and not facts.job.offload_activations):
         return
     where = "in host memory" if facts.job.offload_activations else "on the device"
     tip = "" if facts.job.offload_activations else "; --offload activations keeps them in host memory instead"
     yield (
         "checkpoint-boundaries",
-        f"{count} checkpoints keep their inputs {where}, {gib(chosen.held_bytes)} each, {gib(size)} together{tip}",
+        f"{count} checkpoints keep their inputs {where}, {gib(size / count)} each, {gib(size)} together{tip}",
     )

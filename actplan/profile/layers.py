@@ -101,7 +101,7 @@ class Context(msgspec.Struct, frozen=True):
     backward: int
 
 
-class ModelProfile(msgspec.Struct, frozen=True):
+class Measured(msgspec.Struct, frozen=True):
     """A whole model under one run: its stages, and what is alive beside them when every layer is stored
     (`stored`) and when some are checkpointed (`dropped`). `boundary_bytes` is one boundary, unrounded.
 

@@ -25,7 +25,7 @@ from ..training.policies import NoCheckpoint
 from .ascent import Ascent, climbed, either
 from .chain import Stage
 from .distinct import sample
-from .layers import EMBEDDING, HEAD, Context, LayerProfile, ModelProfile
+from .layers import EMBEDDING, HEAD, Context, LayerProfile, Measured
 from .lifetimes import (
     captured,
     dead_after_replay,
@@ -36,7 +36,7 @@ from .parameter import Parameter
 
 
 @lru_cache(maxsize=64)
-def profile(model: Model, run: Run) -> ModelProfile:
+def measure(model: Model, run: Run) -> Measured:
     """Profile every distinct layer of `model` once under `run` (of whose checkpointing only that of parts of a layer
     plays a part)."""
     if run.input_require_grads is None:  # the same in both runs
@@ -48,7 +48,7 @@ def profile(model: Model, run: Run) -> ModelProfile:
     whole = replace(run, checkpoint=NoCheckpoint())
     dropped = stack.walk(distinct, whole, tuple((i, i) for i in range(distinct.num_layers)), numbers=numbers)
     measured = _Measured(stored, dropped, _boundary(model, run), again=stack.checkpoints_head(model, run))
-    return ModelProfile(
+    return Measured(
         embedding=measured.end(EMBEDDING, 0),
         layers=tuple(_by_place(distinct.layers, sampled.places, measured)),
         head=measured.end(HEAD, distinct.num_layers + 1),
@@ -288,4 +288,4 @@ def _within_layer(path: str) -> str:
     return rest.partition(".")[2] if found else path
 
 
-__all__ = ["ascent", "profile"]
+__all__ = ["ascent", "measure"]

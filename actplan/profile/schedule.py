@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from ..training.policies import Layers, Policy, Segment
 from .chain import Chain
 
 
@@ -88,6 +89,37 @@ def with_segments(
     if at < length:
         units.append(Stored(at, length - 1))
     return Schedule(tuple(units))
+
+
+def segments_of(policy: Policy, layers: Layers, places: Sequence[int], *, skipped: int) -> tuple[Segment, ...]:
+    """Return the segments that a policy chooses among some consecutive layers, as stages of their row.
+
+    A policy counts layers alone, and of these the ones it is given, as a pipeline stage sees only its own. A segment
+    never reaches over a stage that is no layer.
+
+    Args:
+        layers: all of the model. places: where those that it is given stand. skipped: how many layers are before them.
+    """
+    count = len(places)
+    if not count:
+        return ()
+    own = layers
+    if count < layers.count:
+        stored = layers.stored_bytes[skipped : skipped + count]
+        own = Layers(count, min(layers.block, count), stored, max(0, layers.lead - skipped))
+    chosen = (places[first : last + 1] for first, last in policy.segments(own))
+    return tuple(run for stages in chosen for run in _consecutive(stages))
+
+
+def _consecutive(stages: Sequence[int]) -> Iterator[Segment]:
+    """Ascending stages as runs of consecutive ones."""
+    first = previous = stages[0]
+    for i in stages[1:]:
+        if i != previous + 1:
+            yield first, previous
+            first = i
+        previous = i
+    yield first, previous
 
 
 def check_covers(units: tuple[Unit, ...], first: int, last: int) -> None:

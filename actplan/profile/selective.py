@@ -29,7 +29,7 @@ from .ascent import Ascent, either
 from .chain import Chain, Choice
 from .distinct import Sample, sample
 from .lifetimes import dead_after_replay
-from .measured import ascent, profile
+from .measured import ascent, measure
 
 LISTED = frozenset({"attention", "matmul"})
 """The families that a menu offers."""
@@ -174,7 +174,7 @@ class Menus:
 
     def _measure(self, keep: Mapping[int, Words]) -> None:
         """One short run that keeps these outputs of these distinct layers."""
-        whole = profile(self.model, self.run)
+        whole = measure(self.model, self.run)
         made = self._walked(keep, Tape())
         x = rounded(whole.boundary_bytes)
         before = whole.dropped.backward + whole.embedding.stage.kept + whole.head.stage.g
@@ -208,7 +208,7 @@ class Menus:
 
     def choices(self, chain: Chain, chosen: Sequence[tuple[int, Words]]) -> list[Choice]:
         """Those layers with those outputs kept, as choices of a chain with checkpoints made from the profile."""
-        layers = profile(self.model, self.run).layers
+        layers = measure(self.model, self.run).layers
         found = []
         for (layer, keep), one in zip(chosen, self.kept(chosen), strict=True):
             stage, after = chain.stages[layer + 1], chain.boundary(layer + 2)

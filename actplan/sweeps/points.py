@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from ..answers import budget_of, cost_of
 from ..checkpointing import textbook
-from ..checkpointing.accounting import compared
-from ..checkpointing.segmented import segmented
 from ..checkpointing.table import Table
 from ..memory.job import Job
 from ..memory.setup import SWEPT, Setup, target_of
-from ..model import Model
+from ..profile import Source, profile_of
+from ..profile.profile import Profile
 from ..report import Budget
 from ..training import Run
 from . import rows
 from .rows import Axis, Row
 
-if TYPE_CHECKING:
-    from ..traced import TracedModel
-
 Settle = Callable[[Run, Setup], Run]
 """From the settings of a point to the run that is trained there."""
 
 
-def points(
-    model: Model | TracedModel, base: Run, axes: Sequence[Axis], setup: Setup, settle: Settle
-) -> Iterator[Callable[[], Row]]:
+def points(model: Source, base: Run, axes: Sequence[Axis], setup: Setup, settle: Settle) -> Iterator[Callable[[], Row]]:
     """Return a sweep's points in order, the last axis fastest, each to be worked out: a row of `actplan sweep`.
 
     Axes are named after fields of the run, of its mesh (`mesh.dp`) or of the setup (`SWEPT`). A point whose sizes do
@@ -42,15 +35,10 @@ def points(
         yield partial(rows.row, base, changed, partial(_point, model, replace(setup, **own), settle))
 
 
-def _point(model: Model | TracedModel, setup: Setup, settle: Settle, run: Run) -> Row:
+def _point(model: Source, setup: Setup, settle: Settle, run: Run) -> Row:
     """What a run takes, and the budget and price of a row that asks for them."""
     run = settle(run, setup)
-    if isinstance(model, Model):
-        row = _sizes(model, run)
-    else:
-        from ..traced.estimate import sweep_row
-
-        row = sweep_row(model.ledger, run)
+    row = _sizes(profile_of(model, run))
     if setup.wanted_of(run):
         row.update(_budget_sizes(*budget_of(model, run, setup), setup))
     if setup.tokens is not None:
@@ -76,26 +64,33 @@ def _budget_sizes(found: Budget, job: Job, setup: Setup) -> Row:
     return row
 
 
-def _sizes(model: Model, run: Run) -> Row:
+def _sizes(profile: Profile) -> Row:
     """What varies in a sweep and what comes out, without the whole segmentation table."""
-    table = Table(model, run)
-    chosen = segmented(model, run, run.checkpoint)
-    row = table.row(compared(run))
-    return {
+    run, model, table = profile.given, profile.architecture, Table(profile)
+    chosen, residual = profile.under(run.checkpoint), profile.residual_bytes
+    checkpointed = table.row(profile.compared)
+    row: Row = {
         "sequence_length": run.sequence_length,
         "micro_batch_size": run.micro_batch_size,
         "checkpoint": str(run.checkpoint),
-        "dtype": str(run.dtype),
-        "attention": run.attention,
-        "linear_attention": run.linear_attention,
-        "kernels": run.kernels,
-        "loss": run.loss,
-        "residual_bytes": textbook.residual(model, run).saved_bytes,
-        "textbook_bytes": textbook.textbook(model, run).saved_bytes,
-        "autograd_bytes": chosen.saved_bytes,
-        "checkpointed_policy": row.policy,
-        **({} if row.textbook is UNSET else {"checkpointed_textbook_bytes": row.textbook.peak_bytes}),
-        "checkpointed_autograd_bytes": row.autograd.peak_bytes,
+    }
+    if model is not None:
+        row.update(
+            dtype=str(run.dtype),
+            attention=run.attention,
+            linear_attention=run.linear_attention,
+            kernels=run.kernels,
+            loss=run.loss,
+        )
+    row["residual_bytes"] = residual
+    if model is not None:
+        row["textbook_bytes"] = textbook.textbook(model, run, residual).saved_bytes
+    row.update(autograd_bytes=chosen.saved_bytes, checkpointed_policy=checkpointed.policy)
+    if checkpointed.textbook is not UNSET:
+        row["checkpointed_textbook_bytes"] = checkpointed.textbook.peak_bytes
+    return {
+        **row,
+        "checkpointed_autograd_bytes": checkpointed.autograd.peak_bytes,
         "peak_forward_bytes": chosen.peak_forward_bytes,
         "peak_backward_bytes": chosen.peak_backward_bytes,
         "peak_bytes": chosen.peak_bytes,

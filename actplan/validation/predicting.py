@@ -10,14 +10,14 @@ from msgspec import structs
 
 from ..answers import budget_of
 from ..basics.errors import InputError
-from ..checkpointing.segmented import segmented
 from ..model import Model
+from ..profile import segmented
 from ..report import Band, Budget, PhaseBytes, StageBytes
 from ..training import Run
 
 if TYPE_CHECKING:
-    from ..checkpointing.segmented import Segmented
     from ..memory.setup import Setup
+    from ..profile.profile import Segmented
 
 OF_AUTOGRAD = ("saved_bytes", "end_forward_bytes", "peak_forward_bytes", "peak_backward_bytes")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from actplan.checkpointing.candidates import Candidates
 from actplan.checkpointing.frameworks import FRAMEWORKS
-from actplan.checkpointing.segmented import Subject
 from actplan.checkpointing.solvers import frontier
 from actplan.model.reading import load_model
+from actplan.profile import Profile
 from actplan.training import Run
 
 ANY = FRAMEWORKS["any"]
@@ -57,11 +57,11 @@ def main() -> None:
     parser.add_argument("--preset", default="qwen-27b")
     preset = parser.parse_args().preset
     model, run = load_model(preset, preset=True), Run()
-    about = Subject(model, run)
+    about = Profile(model, run)
     chain = about.chain(checkpointed=True, first_stored=False)
     print(f"{preset}: {len(chain)} stages")
     rows: list[tuple[str, float]] = [
-        ("profile", best(lambda: Subject(model, run).profile)),
+        ("profile", best(lambda: Profile(model, run).measured)),
         ("frontier of the chain, whole layers", best(lambda: frontier(chain))),
         (
             "all points, whole layers, both cases of the first layer",

@@ -10,10 +10,10 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from actplan.basics.errors import InputError
-from actplan.checkpointing.segmented import subject
 from actplan.memory.budget import Job, budget
 from actplan.model import Model
 from actplan.model.reading import load_model
+from actplan.profile import profile_of
 from actplan.report import Budget
 from actplan.training import Run
 from actplan.training.mesh import Mesh
@@ -33,7 +33,7 @@ MODEL = small()
 
 
 def found(run: Run, recipe: str = "bf16", model: Model = MODEL, microbatches: int | None = None) -> Budget:
-    return budget(subject(model, run), Job(recipe=load_recipe(recipe), microbatches=microbatches))
+    return budget(profile_of(model, run), Job(recipe=load_recipe(recipe), microbatches=microbatches))
 
 
 @st.composite
@@ -122,7 +122,7 @@ def test_every_schedule_s_stages_hold_the_whole_model(schedule: str, policy: str
     folded = schedule in ("zbv", "dualpipev")
     mesh = Mesh(pp=2, vpp=2 if folded or schedule == "interleaved-zb" else 1)
     run = Run(sequence_length=1024, mesh=mesh, checkpoint=parse_policy(policy))
-    said = budget(subject(MODEL, run), Job(recipe=load_recipe("megatron-bf16"), schedule=schedule))
+    said = budget(profile_of(MODEL, run), Job(recipe=load_recipe("megatron-bf16"), schedule=schedule))
     assert said.schedule == schedule
     spans = [span for s in said.stages for span in ([(s.first_layer, s.last_layer)] if s.chunks is UNSET else s.chunks)]
     assert sorted(i for first, last in spans for i in range(first, last + 1)) == list(range(MODEL.num_layers))
@@ -135,7 +135,7 @@ def test_every_schedule_s_stages_hold_the_whole_model(schedule: str, policy: str
 def test_what_waits_for_weights_is_the_inputs_and_output_gradients_of_linears() -> None:
     """Counted by hand for a Llama: q, k, v share an input, gate and up another; each product has its own gradient."""
     run = Run(sequence_length=1024, loss="none", mesh=Mesh(pp=4))
-    said = budget(subject(MODEL, run), Job(recipe=load_recipe("megatron-bf16"), schedule="zb-h1"))
+    said = budget(profile_of(MODEL, run), Job(recipe=load_recipe("megatron-bf16"), schedule="zb-h1"))
     attention, mlp = MODEL.layers[0].mixer, MODEL.layers[0].mlp
     query = attention.num_attention_heads * attention.head_dim
     key = attention.num_key_value_heads * attention.head_dim
@@ -152,8 +152,8 @@ def test_what_waits_for_weights_is_the_inputs_and_output_gradients_of_linears() 
 def test_zero_bubble_needs_no_less_than_1f1b_on_the_first_stage(run: Run, schedule: str) -> None:
     run = replace(run, mesh=Mesh(pp=4))
     job = Job(recipe=load_recipe("megatron-bf16"))
-    plain = budget(subject(MODEL, run), job)
-    split = budget(subject(MODEL, run), replace(job, schedule=schedule))
+    plain = budget(profile_of(MODEL, run), job)
+    split = budget(profile_of(MODEL, run), replace(job, schedule=schedule))
     assert split.stages[0].total_bytes >= plain.stages[0].total_bytes
 
 
@@ -162,7 +162,7 @@ def test_terms_that_never_live_at_once_are_not_added() -> None:
     run = Run(sequence_length=4096, checkpoint=parse_policy("layer"))
     said = found(run)
     backward = next(phase for phase in said.phases if phase.phase == "backward")
-    about = subject(MODEL, run).under(run.checkpoint)
+    about = profile_of(MODEL, run).under(run.checkpoint)
     if about.evaluation.backward_stage <= MODEL.num_layers:
         assert backward.loss_bytes == 0
     step = next(phase for phase in said.phases if phase.phase == "optimizer_step")
@@ -173,7 +173,7 @@ def test_a_7b_model_in_pure_bf16_peaks_in_the_step() -> None:
     """Multi-tensor AdamW needs one more parameter-sized buffer (torch/optim/adam.py, _multi_tensor_adam)."""
     model = load_model("llama-2-7b", preset=True)
     run = Run(sequence_length=2048, checkpoint=parse_policy("layer"), loss="fused")
-    said = budget(subject(model, run), Job(recipe=load_recipe("bf16")))
+    said = budget(profile_of(model, run), Job(recipe=load_recipe("bf16")))
     assert said.peak_phase == "optimizer_step"
     step = said.phases[-1]
     weights = 6_738_415_616 * 2
@@ -207,7 +207,7 @@ def test_what_is_reduced_at_the_end_is_not_there_at_the_loss() -> None:
 def test_without_a_recipe_in_the_way_the_step_is_the_estimate(policy: str) -> None:
     """Activations, loss and gradients of a forward are the estimate's peak of the forward."""
     run = Run(sequence_length=1024, checkpoint=parse_policy(policy))
-    about = subject(MODEL, run)
+    about = profile_of(MODEL, run)
     chosen = about.under(run.checkpoint)
     forward = found(run).phases[0]
     assert forward.activations_bytes + forward.loss_bytes == chosen.peak_forward_bytes
@@ -215,12 +215,12 @@ def test_without_a_recipe_in_the_way_the_step_is_the_estimate(policy: str) -> No
 
 def test_boundaries_in_host_memory_leave_the_device() -> None:
     run = Run(sequence_length=4096, checkpoint=parse_policy("layer"), loss="fused")
-    plain = budget(subject(MODEL, run), Job(recipe=load_recipe("bf16")))
-    moved = budget(subject(MODEL, run), Job(recipe=load_recipe("bf16"), offload_activations=True))
+    plain = budget(profile_of(MODEL, run), Job(recipe=load_recipe("bf16")))
+    moved = budget(profile_of(MODEL, run), Job(recipe=load_recipe("bf16"), offload_activations=True))
     boundary = 4096 * 512 * 2
     assert moved.host_bytes == 8 * boundary
     forward = (plain.phases[0].activations_bytes, moved.phases[0].activations_bytes)
     assert 0 < forward[0] - forward[1] <= 8 * boundary
     none = msgspec.structs.replace(run, checkpoint=parse_policy("none"))
-    same = budget(subject(MODEL, none), Job(recipe=load_recipe("bf16"), offload_activations=True))
-    assert same.total_bytes == budget(subject(MODEL, none), Job(recipe=load_recipe("bf16"))).total_bytes
+    same = budget(profile_of(MODEL, none), Job(recipe=load_recipe("bf16"), offload_activations=True))
+    assert same.total_bytes == budget(profile_of(MODEL, none), Job(recipe=load_recipe("bf16"))).total_bytes

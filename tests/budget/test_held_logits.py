@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from actplan.checkpointing.segmented import subject
 from actplan.cli.main import run as actplan
 from actplan.memory.budget import Job, budget
 from actplan.model.reading import load_model
+from actplan.profile import profile_of
 from actplan.training import Run
 from actplan.training.recipes import load_recipe
 
@@ -49,7 +49,7 @@ def test_a_function_lets_go_of_its_logits() -> None:
     model, job = load_model("llama-3.2-1b", preset=True), Job(recipe=load_recipe("bf16"))
     run = Run(sequence_length=512, hold_logits=True)
     loop, function = (
-        budget(subject(model, replace(run, logits_outlive_step=outlive)), job).phases for outlive in (True, False)
+        budget(profile_of(model, replace(run, logits_outlive_step=outlive)), job).phases for outlive in (True, False)
     )
     logits = 512 * model.vocab_size * 2
     assert [a.total_bytes - b.total_bytes for a, b in zip(loop, function, strict=True)] == [logits, 0, 0]
@@ -58,7 +58,7 @@ def test_a_function_lets_go_of_its_logits() -> None:
 
 def test_autocast_returns_logits_in_its_own_type() -> None:
     model = load_model("llama-3.2-1b", preset=True)
-    sizes = [subject(model, Run(sequence_length=512, precision=p)).logits_bytes for p in ("pure", "autocast")]
+    sizes = [profile_of(model, Run(sequence_length=512, precision=p)).logits_bytes for p in ("pure", "autocast")]
     assert sizes[0] == sizes[1] == 512 * model.vocab_size * 2
 
 

@@ -20,11 +20,11 @@ from msgspec.structs import replace
 
 from actplan.answers import budget_of
 from actplan.basics.units import GIB, MIB
-from actplan.checkpointing.segmented import subject
 from actplan.cli.estimating import parsed
 from actplan.memory.budget import Job, budget
 from actplan.memory.gpus import SLACK, load_gpu
 from actplan.model.reading import load_model
+from actplan.profile import profile_of
 from actplan.report import Budget
 from actplan.training import Run
 from actplan.training.mesh import Mesh
@@ -79,7 +79,7 @@ def fsdp(preset: str, **settings: Any) -> Budget:
     """torchtitan: FSDP2 over fp32 shards, bf16 compute, fp32 reduction; its model hands out fp32 logits."""
     model = load_model(preset, preset=True, overrides=["head.fp32=true"])
     run = Run(attention="flash", device="cuda", **settings)
-    return budget(subject(model, run), Job(recipe=load_recipe("fsdp"), gpu=load_gpu("h100-80gb")))
+    return budget(profile_of(model, run), Job(recipe=load_recipe("fsdp"), gpu=load_gpu("h100-80gb")))
 
 
 def test_fsdp_allocated_and_reserved() -> None:
@@ -147,11 +147,11 @@ def test_what_attention_exchanges_counts_where_a_layer_decides() -> None:
     model = load_model("llama-3-8b", preset=True, overrides=["num_layers=2", "intermediate_size=256"])
     local, ranks = 1 << 14, 8
     plain = Run(sequence_length=local, attention="flash", loss="none", checkpoint=EveryLayer())
-    alone = subject(model, plain).under(plain.checkpoint)
+    alone = profile_of(model, plain).under(plain.checkpoint)
     peaks = {}
     for how in ("ring", "all-gather", "all-to-all"):
         run = replace(plain, sequence_length=local * ranks, mesh=Mesh(cp=ranks), context_attention=how)
-        peaks[how] = subject(model, run).under(run.checkpoint)
+        peaks[how] = profile_of(model, run).under(run.checkpoint)
     block = 2 * 8 * 128 * local * 2
     merged = 4 * 32 * 128 * local
     assert peaks["all-gather"].peak_backward_bytes >= alone.peak_backward_bytes + ranks * block

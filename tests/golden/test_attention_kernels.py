@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from actplan.basics.errors import InputError
 from actplan.basics.units import FP16, FP32
-from actplan.checkpointing.segmented import segmented
 from actplan.cli.main import run as actplan
 from actplan.model import Attention, LatentAttention, Model
 from actplan.model.reading import load_model
+from actplan.profile import segmented
 from actplan.stacks.transformers.kernels import kernels
 from actplan.stacks.transformers.model import Walk, walk
 from actplan.training import Run

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from actplan.checkpointing.segmented import segmented
 from actplan.model import Model
 from actplan.model.reading import load_model
+from actplan.profile import segmented
 from actplan.stacks.transformers.model import walk
 from actplan.training import Lora, Run
 from actplan.training.policies import parse_policy

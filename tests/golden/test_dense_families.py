@@ -19,10 +19,10 @@ from golden_reference import REFERENCE, traced_rows
 from actplan.autograd import Tape
 from actplan.basics.errors import InputError
 from actplan.basics.units import BF16, FP32
-from actplan.checkpointing.segmented import segmented
 from actplan.model import Model
 from actplan.model import reading as load
 from actplan.model.reading.config_json import document_of_config
+from actplan.profile import segmented
 from actplan.stacks.transformers.model import Walk, walk
 from actplan.training import Run
 from actplan.training.policies import EveryK, NoCheckpoint
@@ -106,7 +106,7 @@ def test_layers_and_the_chain_s_peaks(record: dict[str, Any]) -> None:
     whole = segmented(model(record), settings(record), EveryK(1) if record["ckpt"] else NoCheckpoint())
     assert list(whole.layer_saved_bytes) == record["layer_saved_bytes"]
     assert whole.saved_bytes == record["saved_bytes"]
-    assert whole.profile.num_parameters == record["parameters"]
+    assert whole.measured.num_parameters == record["parameters"]
     oracle = walk(whole.model, whole.run, whole.segments)
     assert whole.peak_forward_bytes == pytest.approx(oracle.peak_forward_bytes, rel=0.001)
     assert whole.peak_backward_bytes == pytest.approx(oracle.peak_backward_bytes, rel=0.001)
@@ -127,7 +127,7 @@ def test_the_preset_is_the_model_of_its_configuration(preset: str) -> None:
 def test_parameters(preset: str) -> None:
     small = Run(sequence_length=8, loss="none", attention="flash")
     assert (
-        segmented(load.load_model(preset, preset=True), small, NoCheckpoint()).profile.num_parameters
+        segmented(load.load_model(preset, preset=True), small, NoCheckpoint()).measured.num_parameters
         == (PRESETS[preset])
     )
 

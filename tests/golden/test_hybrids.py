@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from actplan.basics.errors import InputError
 from actplan.checkpointing import textbook
-from actplan.checkpointing.segmented import segmented
 from actplan.model import Model
 from actplan.model.reading import load_model, resolve
 from actplan.model.reading.config_json import document_of_config
+from actplan.profile import segmented
 from actplan.stacks.transformers.model import walk
 from actplan.training import Lora, Run
 from actplan.training.policies import Blocks, EveryK, EveryLayer, Layers, NoCheckpoint

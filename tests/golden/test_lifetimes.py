@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from actplan.checkpointing.segmented import segmented
 from actplan.model import Model
 from actplan.model.reading.config_json import document_of_config
 from actplan.model.reading.resolution import resolve
+from actplan.profile import segmented
 from actplan.stacks.transformers.model import walk
 from actplan.training import Run
 from actplan.training.policies import parse_policy

@@ -17,11 +17,11 @@ from golden_reference import REFERENCE
 from msgspec.structs import replace
 
 from actplan.basics.units import BF16, FP32
-from actplan.checkpointing.segmented import segmented
 from actplan.cli.main import run as actplan
 from actplan.model import Model, Mtp
 from actplan.model.reading import load_model, resolve
 from actplan.model.reading.config_json import document_of_config
+from actplan.profile import segmented
 from actplan.stacks.transformers import losses
 from actplan.stacks.transformers.model import walk
 from actplan.training import LOSSES, Frozen, Loss, Run
@@ -123,7 +123,7 @@ def test_trl_makes_its_logits_twice() -> None:
     run = Run(sequence_length=2048, loss="trl", attention="flash")
     found = segmented(model, run, NoCheckpoint())
     logits = 2 * 2047 * model.hidden_size * model.vocab_size
-    assert found.recompute_flops_fraction == logits / (3 * found.profile.flops)
+    assert found.recompute_flops_fraction == logits / (3 * found.measured.flops)
     assert segmented(model, replace(run, loss="naive"), NoCheckpoint()).recompute_flops_fraction == 0
     more = segmented(model, run, EveryLayer()).recompute_flops_fraction
     layers = segmented(model, replace(run, loss="fused"), EveryLayer()).recompute_flops_fraction

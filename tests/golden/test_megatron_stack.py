@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from actplan.answers import budget_of
 from actplan.autograd import Tape
-from actplan.checkpointing.segmented import segmented
 from actplan.memory.setup import Setup
+from actplan.profile import segmented
 from actplan.stacks import stack_of
 from actplan.stacks.walking import Walk
 from actplan.training.policies import EveryK, EveryLayer, FirstN, Layers, Modules, NoCheckpoint, Policy

@@ -26,7 +26,7 @@ from actplan.model import Model
 from actplan.model.reading import load_model
 from actplan.model.reading.config_json import document_of_config
 from actplan.model.reading.resolution import resolve
-from actplan.profile.measured import profile
+from actplan.profile.measured import measure
 from actplan.stacks.transformers.model import Walk, walk
 from actplan.training import Run
 from actplan.training.mesh import Mesh
@@ -99,7 +99,7 @@ def test_every_tensor_and_both_peaks(record: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("record", RECORDS[::3], ids=name)
 def test_parameters(record: dict[str, Any]) -> None:
-    measured = profile(model_of(record), run_of(record))
+    measured = measure(model_of(record), run_of(record))
     assert measured.num_parameters == record["parameters"]
 
 
@@ -116,7 +116,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("preset", WHOLE)
 def test_parameters_of_whole_models(preset: str) -> None:
-    measured = profile(load_model(preset, preset=True), Run(sequence_length=64, attention="flash"))
+    measured = measure(load_model(preset, preset=True), Run(sequence_length=64, attention="flash"))
     assert measured.num_parameters == WHOLE[preset]
 
 
@@ -128,7 +128,7 @@ def test_the_preset_is_the_model_of_its_configuration(preset: str) -> None:
 
 
 def test_kimi_k2_has_a_trillion_parameters() -> None:
-    measured = profile(load_model("kimi-k2", preset=True), Run(sequence_length=64))
+    measured = measure(load_model("kimi-k2", preset=True), Run(sequence_length=64))
     assert measured.num_parameters == 1_026_408_209_408  # as DeepseekV3ForCausalLM on the meta device
 
 

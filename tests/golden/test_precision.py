@@ -21,10 +21,10 @@ from msgspec.structs import replace
 from actplan.autograd import Tape
 from actplan.basics.errors import InputError
 from actplan.basics.units import DTYPES, FP16, FP32, MIB
-from actplan.checkpointing.segmented import segmented
 from actplan.model import Attention, Layer, Mlp, Model, QuantisedBase
 from actplan.model.reading.loader import load_model
-from actplan.profile.measured import profile
+from actplan.profile import segmented
+from actplan.profile.measured import measure
 from actplan.stacks.transformers.model import Walk, walk
 from actplan.training import FakeQuantised, Frozen, Lora, Run, policies
 
@@ -169,7 +169,7 @@ def test_nothing_below_the_lowest_trained_layer_keeps_anything() -> None:
 
 
 def test_a_quantised_weight_knows_its_bytes() -> None:
-    stored = profile(_model("qwen2.5-7b", 1), Run(sequence_length=128, adapters=Lora(), quantised=QuantisedBase()))
+    stored = measure(_model("qwen2.5-7b", 1), Run(sequence_length=128, adapters=Lora(), quantised=QuantisedBase()))
     weight = next(p for p in stored.layers[0].parameters if p.name == "self_attn.q_proj.base_layer.weight")
     assert weight.shape == (3584, 3584)
     assert weight.nbytes == 3584 * 3584 // 2 + 4 * 3584 * 3584 // 64 + 64
@@ -272,7 +272,7 @@ def test_a6000_steps_as_measured(r: Record) -> None:
     )
     policy = policies.EveryK(1) if r["id"].endswith("ckpt") else policies.NoCheckpoint()
     estimate = segmented(_llama(r["model"]), run, policy)
-    parameters = [p for stage in estimate.profile.stages for p in stage.parameters]
+    parameters = [p for stage in estimate.measured.stages for p in stage.parameters]
     trained = sum(p.nbytes for p in parameters if p.trainable)
     static = sum(p.nbytes for p in parameters) + 3 * trained
     total = static + max(estimate.peak_bytes, trained)

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from actplan.answers import estimate
 from actplan.autograd import Tape
 from actplan.basics.errors import InputError
-from actplan.checkpointing.segmented import segmented
 from actplan.cli.main import run as actplan
 from actplan.model import Model, Mtp
 from actplan.model.reading import load_model, resolve
 from actplan.model.reading.config_json import document_of_config
+from actplan.profile import segmented
 from actplan.stacks.transformers.model import uncrossed, walk
 from actplan.training import Lora, Run
 from actplan.training.mesh import Mesh
@@ -92,13 +92,13 @@ def test_the_chain_agrees_with_the_walk(preset: str, loss: Any) -> None:
             assert ours.end_forward_bytes == pytest.approx(oracle.end_forward_bytes, rel=1e-3)
             assert ours.peak_forward_bytes == pytest.approx(oracle.peak_forward_bytes, rel=0.005)
             assert ours.peak_backward_bytes == pytest.approx(oracle.peak_backward_bytes, rel=0.005)
-            assert ours.profile.num_parameters == sum(p.numel for p in oracle.tape.parameters.values())
+            assert ours.measured.num_parameters == sum(p.numel for p in oracle.tape.parameters.values())
 
 
 @pytest.mark.parametrize("preset", ["qwen-27b", "deepseek-v3", "qwen3.5-35b-a3b"])
 def test_parameters_are_those_of_the_checkpoint(preset: str) -> None:
     model, run = load_model(preset, preset=True), Run(sequence_length=64, attention="flash")
-    counted = [segmented(model, r, NoCheckpoint()).profile.num_parameters for r in (run, replace(run, mtp=True))]
+    counted = [segmented(model, r, NoCheckpoint()).measured.num_parameters for r in (run, replace(run, mtp=True))]
     left = {part.name: part.num_parameters for part in model.left_out}
     assert counted[1] - counted[0] == left["multi-token prediction"]
 
@@ -128,7 +128,7 @@ def test_a_replay_of_the_predicting_layer_costs() -> None:
     run = Run(sequence_length=256, attention="flash", mtp=True)
     chosen = segmented(model, run, FirstN(1))
     again = sum(stage.replayed_flops for stage in walk(model, run, chosen.segments).stages)
-    assert chosen.recompute_flops_fraction == pytest.approx(again / (3 * chosen.profile.flops), rel=1e-6)
+    assert chosen.recompute_flops_fraction == pytest.approx(again / (3 * chosen.measured.flops), rel=1e-6)
 
 
 def test_segments_are_cut_at_exits() -> None:

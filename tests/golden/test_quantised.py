@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from actplan.autograd import Tape
 from actplan.basics.units import BF16, DTYPES, FP32
-from actplan.checkpointing.segmented import segmented
 from actplan.memory.sharding import strategy_of
 from actplan.memory.sharding.fsdp import FsdpStrategy
 from actplan.memory.states import Unit, states
@@ -26,6 +25,7 @@ from actplan.model.quantised import quantised_base
 from actplan.model.reading import load_model
 from actplan.model.reading.config_json import document_of_config
 from actplan.model.reading.resolution import resolve
+from actplan.profile import segmented
 from actplan.profile.parameter import Parameter
 from actplan.stacks.transformers.model import Walk, walk
 from actplan.training import Lora, Run, policies

@@ -13,9 +13,9 @@ from cli_harness import refused, result
 from golden_reference import REFERENCE
 
 from actplan.autograd import Tape
-from actplan.checkpointing.segmented import segmented
 from actplan.cli.estimating import parsed
 from actplan.model import Model
+from actplan.profile import segmented
 from actplan.stacks import stack_of
 from actplan.validation import read_records
 

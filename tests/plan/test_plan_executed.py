@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from actplan.checkpointing.planner import plan
-from actplan.checkpointing.segmented import segmented
 from actplan.model.reading import load_model
+from actplan.profile import profile_of, segmented
 from actplan.training import Run
 from actplan.training.policies import NoCheckpoint, Segment, parse_policy
 
@@ -42,7 +42,7 @@ def test_the_traced_peak_is_the_plans(share: float, tmp_path: Path, monkeypatch:
     file.write_text(json.dumps(LLAMA), encoding="utf-8")
     model, run = load_model(str(file), preset=False), Run(sequence_length=512)
     limit = int(share * segmented(model, run, NoCheckpoint()).peak_bytes)
-    found = plan(model, run, limit, per_op=False)
+    found = plan(profile_of(model, run), limit, per_op=False)
     assert found.feasible
     segments = segmented(model, run, parse_policy(found.policy)).segments
     assert len(segments) > 0

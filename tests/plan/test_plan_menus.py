@@ -12,10 +12,11 @@ from plan_models import ATTENTION, DELTA, model, models, runs
 
 from actplan import answers as estimate
 from actplan.basics.errors import InputError
-from actplan.checkpointing.segmented import Segmented, segmented, subject
 from actplan.model import GatedDeltaNet, Layer, Model, Moe
 from actplan.model.reading import load_model
 from actplan.ops.deltanet import delta_rule_flops
+from actplan.profile import profile_of, segmented
+from actplan.profile.profile import Segmented
 from actplan.stacks.transformers.model import walk
 from actplan.training import Run
 from actplan.training.policies import (
@@ -43,13 +44,13 @@ def agrees(model: Model, run: Run, ours: Segmented) -> None:
     ):
         # closures of checkpoints hold a mask: a chain counts it also where only layers that ignore it are checkpointed
         slack = max(TOLERANCE * walked, 64 * 512)
-        assert -slack <= chain - walked <= slack + ours.profile.dropped.backward
+        assert -slack <= chain - walked <= slack + ours.measured.dropped.backward
 
 
 @given(models(), runs(), st.data())
 @SLOW
 def test_any_mixture_is_the_walk(model: Model, run: Run, data: st.DataObject) -> None:
-    about = subject(model, run)
+    about = profile_of(model, run)
     segments: list[Segment] = []
     keeps: dict[int, Words] = {}
     at = 0
@@ -77,7 +78,7 @@ def test_menus_are_in_order_of_worth() -> None:
     the delta rule, which no policy can keep."""
     for name in ("qwen-27b", "llama-3-8b"):
         big, run = load_model(name, preset=True), Run()
-        menus = subject(big, run).menus
+        menus = profile_of(big, run).menus
         for layer in {kind: i for i, kind in enumerate(big.layers)}.values():
             sets = menus.sets(layer)
             found = menus.kept([(layer, words) for words in sets])
@@ -146,7 +147,7 @@ def test_only_ops_that_are_listed_count_among_grouped_products() -> None:
     matmul, both = (segmented(small, run, parse_policy(f"selective:{w}")) for w in ("matmul", "matmul,grouped_matmul"))
     rows, width = 256 * 2, 2 * 64 + 128
     assert both.saved_bytes - matmul.saved_bytes == 2 * rows * width
-    assert not any("experts" in words or "grouped_matmul" in words for words in subject(small, run).menus.sets(0))
+    assert not any("experts" in words or "grouped_matmul" in words for words in profile_of(small, run).menus.sets(0))
 
 
 @given(st.data())

@@ -10,8 +10,8 @@ from plan_models import ATTENTION, DELTA, model, models, runs
 from actplan.basics.errors import InputError
 from actplan.checkpointing.frameworks import FRAMEWORKS, framework
 from actplan.checkpointing.planner import plan
-from actplan.checkpointing.segmented import segmented, subject
 from actplan.model import Model
+from actplan.profile import profile_of, segmented
 from actplan.stacks.transformers.model import walk
 from actplan.training import Run
 from actplan.training.policies import Modules, NoCheckpoint, parse_policy
@@ -22,13 +22,13 @@ TORCHTITAN = FRAMEWORKS["torchtitan"]
 
 def test_torchtitan_keeps_every_second_product() -> None:
     """activation_checkpoint.py: of q, k, v, o, gate, up, down the first, third, fifth and seventh, and attention."""
-    (policy,) = TORCHTITAN.selective(subject(model(*[ATTENTION] * 4), RUN), per_op=True)
+    (policy,) = TORCHTITAN.selective(profile_of(model(*[ATTENTION] * 4), RUN), per_op=True)
     assert set(str(policy).partition(":")[2].split(",")) == {"attention", "q_proj", "v_proj", "gate_proj", "down_proj"}
 
 
 def test_torchtitans_policy_counts_in_each_layer() -> None:
     """A delta layer has five products before its network: gate_proj is kept in one kind, up_proj in the other."""
-    (policy,) = TORCHTITAN.selective(subject(model(DELTA, ATTENTION), RUN), per_op=True)
+    (policy,) = TORCHTITAN.selective(profile_of(model(DELTA, ATTENTION), RUN), per_op=True)
     assert (
         str(policy)
         == "segments:/in_proj_qkv+in_proj_b+out_proj+up_proj@0/q_proj+v_proj+attention+gate_proj+down_proj@1"
@@ -38,8 +38,8 @@ def test_torchtitans_policy_counts_in_each_layer() -> None:
 
 def test_one_setting_names_what_the_model_has() -> None:
     uniform = FRAMEWORKS["any"].selective
-    assert [str(p) for p in uniform(subject(model(DELTA), RUN), per_op=True)] == ["selective:matmul"]
-    assert [str(p) for p in uniform(subject(model(ATTENTION), RUN), per_op=True)] == [
+    assert [str(p) for p in uniform(profile_of(model(DELTA), RUN), per_op=True)] == ["selective:matmul"]
+    assert [str(p) for p in uniform(profile_of(model(ATTENTION), RUN), per_op=True)] == [
         "selective:attention",
         "selective:attention,matmul",
     ]
@@ -49,16 +49,16 @@ def test_one_setting_names_what_the_model_has() -> None:
 def test_a_plan_lists_what_its_framework_can_run(only: str) -> None:
     small = model(*[ATTENTION] * 6, vocab=64)
     limit = segmented(small, RUN, NoCheckpoint()).peak_bytes
-    for row in plan(small, RUN, limit, only=only).alternatives:
+    for row in plan(profile_of(small, RUN), limit, only=only).alternatives:
         found = segmented(small, RUN, parse_policy(row.policy))
-        assert found.keeps or found.subject.parts or framework(only).runs(found.segments, 6)
+        assert found.keeps or found.profile.parts or framework(only).runs(found.segments, 6)
         assert row.peak_bytes == found.peak_bytes
         assert row.recompute_cost == found.evaluation.cost
 
 
 def test_transformers_rules_are_among_them() -> None:
     small = model(*[ATTENTION] * 6)
-    listed = {row.policy for row in plan(small, RUN, 1 << 30, only="hf").alternatives}
+    listed = {row.policy for row in plan(profile_of(small, RUN), 1 << 30, only="hf").alternatives}
     assert listed >= {"one-in:2", "one-in:4", "layer"}
     assert not any(policy.startswith(("every", "sqrt")) for policy in listed)
 
@@ -67,7 +67,7 @@ def test_megatron_selective_is_chosen_where_it_is_cheapest() -> None:
     """Eager attention's probabilities are most of a layer: `core_attn` frees them for two products of T × T."""
     small, run = model(*[ATTENTION] * 6, vocab=64), Run(sequence_length=1024, attention="eager")
     limit = segmented(small, run, Modules(("core_attn",))).peak_bytes
-    found = plan(small, run, limit, only="megatron")
+    found = plan(profile_of(small, run), limit, only="megatron")
     assert found.policy == "modules:core_attn"
     assert found.peak_bytes == limit
     assert found.units

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from actplan import answers as estimate
 from actplan.basics.units import BF16, FP16, FP32
-from actplan.checkpointing.segmented import segmented
 from actplan.model import Attention, GatedDeltaNet, Layer, Mlp, Model
+from actplan.profile import segmented
 from actplan.stacks.transformers.model import walk
 from actplan.training import Run
 from actplan.training.policies import Layers, NoCheckpoint, Policy, parse_policy

@@ -23,7 +23,7 @@ from actplan.memory.states import (
 )
 from actplan.model import QuantisedBase
 from actplan.model.reading import load_model
-from actplan.profile.measured import profile
+from actplan.profile.measured import measure
 from actplan.profile.parameter import Parameter
 from actplan.training import Lora, Run
 from actplan.training.mesh import Mesh
@@ -176,7 +176,7 @@ LLAMA = load_model("llama-3.2-1b", preset=True, overrides=["num_layers=2"])
 
 def adapted(recipe: str, lora: Lora) -> States:
     run = under(Run(sequence_length=64, adapters=lora), load_recipe(recipe))
-    return states(profile(LLAMA, run), load_recipe(recipe))
+    return states(measure(LLAMA, run), load_recipe(recipe))
 
 
 def test_lora_trains_only_adapters() -> None:
@@ -184,7 +184,7 @@ def test_lora_trains_only_adapters() -> None:
     adapters = 2 * 8 * ((2048 + 2048) + (2048 + 512))
     assert found.gradients_bytes == 4 * adapters
     assert found.optimizer_bytes == 8 * adapters + 512 * 2 * 2 * 2  # and a step counter for each matrix
-    frozen = states(profile(LLAMA, Run(sequence_length=64)), load_recipe("bf16")).parameters_bytes
+    frozen = states(measure(LLAMA, Run(sequence_length=64)), load_recipe("bf16")).parameters_bytes
     assert found.parameters_bytes == frozen + 4 * adapters
     dora = adapted("lora", Lora(rank=8, targets=("q_proj", "v_proj"), dora=True))
     assert dora.gradients_bytes - found.gradients_bytes == 4 * 2 * (2048 + 512)

@@ -12,7 +12,7 @@ from actplan.basics.units import BF16, GIB, MIB
 from actplan.memory.states import Unit, states, units_of
 from actplan.model import QuantisedBase
 from actplan.model.reading import load_model
-from actplan.profile.measured import profile
+from actplan.profile.measured import measure
 from actplan.profile.parameter import Parameter
 from actplan.training import Run
 from actplan.training.mesh import Mesh
@@ -25,7 +25,7 @@ MEASURED = {r["id"]: r for r in json.loads((Path(__file__).parent.parent / "refe
 
 @pytest.fixture(scope="module")
 def llama() -> tuple[Unit, ...]:
-    return units_of(profile(load_model("llama-3-8b", preset=True), Run(sequence_length=64)))
+    return units_of(measure(load_model("llama-3-8b", preset=True), Run(sequence_length=64)))
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])

@@ -139,8 +139,8 @@ def without(error: str) -> dict[str, Any]:
 def _ledger(config: Any) -> dict[str, Any]:
     from actplan.basics.errors import InputError
     from actplan.profile.ledger_file import evaluate_ledger
+    from actplan.profile.ledger_notes import check_verdict
     from actplan.trace import TraceOptions, fit_ledger
-    from actplan.traced.ending import check_verdict
 
     options = TraceOptions(dtype="bf16", attention="sdpa")
     ledger = fit_ledger(config, options, lengths=(SEQ - 13, SEQ), batches=(BATCH,), check=[(BATCH, SEQ - 5)])

@@ -9,8 +9,8 @@ import torch
 from trace_cases import CONFIGS
 
 from actplan.basics.units import parse_dtype
-from actplan.checkpointing.segmented import segmented
 from actplan.model.reading import load_model
+from actplan.profile import segmented
 from actplan.trace import TraceOptions, trace_model
 from actplan.trace.patches import replaced
 from actplan.training import Run
@@ -70,6 +70,6 @@ def test_peaks_and_what_is_kept_for_the_weights(config: str, loss: Any, checkpoi
     ours = segmented(model, run, parse_policy(checkpoint))
     kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for pair in store.owed for t in pair}
     assert store.owed
-    assert sum(stage.owed for stage in ours.profile.stages) == pytest.approx(sum(kept.values()), rel=1e-4)
+    assert sum(stage.owed for stage in ours.measured.stages) == pytest.approx(sum(kept.values()), rel=1e-4)
     assert ours.peak_forward_bytes == pytest.approx(traced.peak_forward_bytes, rel=1e-3)
     assert ours.peak_backward_bytes == pytest.approx(traced.peak_backward_bytes, rel=1e-3)

@@ -11,9 +11,15 @@ import trace_cases as cases
 
 pytestmark = pytest.mark.torch
 
-from actplan.profile.ledger_file import Evaluation, evaluate_ledger, load_ledger, write_ledger  # noqa: E402
+from actplan.profile import segmented  # noqa: E402
+from actplan.profile.ledger_file import (  # noqa: E402
+    Evaluation,
+    LedgerModel,
+    evaluate_ledger,
+    load_ledger,
+    write_ledger,
+)
 from actplan.trace import TraceOptions, compare, fit_ledger, trace_model  # noqa: E402
-from actplan.traced.estimate import Traced  # noqa: E402
 from actplan.training import Run  # noqa: E402
 from actplan.training.policies import parse_policy  # noqa: E402
 
@@ -110,10 +116,10 @@ def test_a_ledger_s_peaks_are_the_run_s_under_any_policy(config: str, loss: Any,
     options = TraceOptions(attention="flash", linear_attention="fla", loss=loss, num_layers=5)
     source = str(cases.CONFIGS / config)
     ledger = fit_ledger(source, options, lengths=(501, 857), batches=(1,), check=[])
-    found = Traced(ledger, Run(sequence_length=1000)).under(parse_policy(policy)).evaluation
+    found = segmented(LedgerModel(ledger, config), Run(sequence_length=1000), parse_policy(policy))
     truth = trace_model(source, replace(options, seq=1000, checkpoint=policy))
-    assert found.forward_bytes == pytest.approx(truth.peak_forward_bytes, rel=5e-3)
-    assert found.backward_bytes == pytest.approx(truth.peak_backward_bytes, rel=5e-3)
+    assert found.peak_forward_bytes == pytest.approx(truth.peak_forward_bytes, rel=5e-3)
+    assert found.peak_backward_bytes == pytest.approx(truth.peak_backward_bytes, rel=5e-3)
 
 
 def test_the_whole_model_comes_from_a_few_layers() -> None:

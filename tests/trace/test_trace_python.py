@@ -14,8 +14,8 @@ pytestmark = pytest.mark.torch
 
 from actplan.basics.errors import InputError  # noqa: E402
 from actplan.profile.ledger_file import evaluate_ledger  # noqa: E402
+from actplan.profile.ledger_notes import check_verdict  # noqa: E402
 from actplan.trace import TraceOptions, fit_ledger, trace_model  # noqa: E402
-from actplan.traced.ending import check_verdict  # noqa: E402
 
 WIDTH = 64
 

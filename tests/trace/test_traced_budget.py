@@ -93,7 +93,7 @@ def test_a_sweep_has_budgets_too(capfd: pytest.CaptureFixture[str]) -> None:
         (("--recipe", "autocast"), "--recipe: recipe autocast runs under autocast, the trace did not"),
         (("--recipe", "bf16", "--tp", "2"), "--tp: a traced model is whole on its rank"),
         (("--recipe", "bf16", "--loss", "fused"), "--loss: the trace has decided this"),
-        (("--recipe", "bf16", "--tokens", "1T"), "--tokens: a traced model"),
+        (("--recipe", "bf16", "--cp", "2"), "--cp: a traced model is whole on its rank"),
     ],
 )  # fmt: skip
 def test_what_the_trace_does_not_tell(

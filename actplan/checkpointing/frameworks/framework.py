@@ -9,7 +9,7 @@ from ...training.policies import EveryK, EveryLayer, FirstN, NoCheckpoint, OneIn
 
 if TYPE_CHECKING:
     from ...profile.chain import Chain
-    from ..segmented import Subject
+    from ...profile.profile import Profile
 
 
 class Framework:
@@ -60,7 +60,7 @@ class Framework:
         """Yield rules of its own among the alternatives of a plan: what each is called, and its policy."""
         return iter(())
 
-    def selective(self, subject: Subject, *, per_op: bool) -> tuple[Policy, ...]:
+    def selective(self, profile: Profile, *, per_op: bool) -> tuple[Policy, ...]:
         """Return its settings for all layers at once by what an op or a part of a layer is.
 
         Args:

@@ -14,7 +14,7 @@ from ...training.policies import CORE, EveryK, EveryLayer, FirstN, Modules, NoCh
 from .framework import Framework
 
 if TYPE_CHECKING:
-    from ..segmented import Subject
+    from ...profile.profile import Profile
 
 
 class Megatron(Framework):
@@ -46,20 +46,23 @@ class Megatron(Framework):
         yield from (EveryK(k) for k in range(2, layers + 1))
         yield from (FirstN(n) for n in range(1, layers))
 
-    def selective(self, subject: Subject, *, per_op: bool) -> tuple[Policy, ...]:
+    def selective(self, profile: Profile, *, per_op: bool) -> tuple[Policy, ...]:
         """Return `recompute_granularity=selective`: `core_attn`, `mlp` (here the dense network and the experts
         with theirs, Megatron's `mlp` and `moe`), and both.
 
         Of its other modules `layernorm`, `moe_act` and `mla_up_proj` discard their outputs as well
         (megatron/core/tensor_parallel/random.py, CheckpointWithoutOutput), which no checkpoint of torch does.
         """
-        if subject.run.stack == self.name:
-            return tuple(map(Modules, _modules(subject.model, subject.run)))
-        attends = any(isinstance(layer.mixer, Attention | LatentAttention) for layer in subject.model.layers)
-        names = names_of(subject.model.naming)
+        model = profile.architecture
+        if model is None:
+            return ()
+        if profile.run.stack == self.name:
+            return tuple(map(Modules, _modules(model, profile.run)))
+        attends = any(isinstance(layer.mixer, Attention | LatentAttention) for layer in model.layers)
+        names = names_of(model.naming)
         mlp = names.get("mlp", "mlp")
         parts: list[tuple[str, ...]] = [(CORE,)] if attends else []
-        if mlp and any(layer.mlp is not None for layer in subject.model.layers):
+        if mlp and any(layer.mlp is not None for layer in model.layers):
             parts += [(mlp,), (CORE, mlp)] if attends and names.get("self_attn") != mlp else [(mlp,)]
         return tuple(map(Modules, parts))
 

@@ -9,7 +9,7 @@ from .framework import Framework
 
 if TYPE_CHECKING:
     from ...profile.chain import Chain
-    from ..segmented import Subject
+    from ...profile.profile import Profile
 
 
 class PyTorch(Framework):
@@ -19,11 +19,11 @@ class PyTorch(Framework):
     nested = True
     per_op = True
 
-    def selective(self, subject: Subject, *, per_op: bool) -> tuple[Policy, ...]:
+    def selective(self, profile: Profile, *, per_op: bool) -> tuple[Policy, ...]:
         """Return: attention kept; attention and every product kept; of these, what the model has."""
         if not per_op:
             return ()
-        words = subject.menus.words
+        words = profile.menus.words
         sets = (tuple(word for word in wanted if word in words) for wanted in (("attention",), ("attention", "matmul")))
         return tuple(Selective(kept) for kept in dict.fromkeys(sets) if kept)
 

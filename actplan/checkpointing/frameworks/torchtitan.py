@@ -10,7 +10,7 @@ from ...training.policies import EveryLayer, Explicit, KeptOutputs, NoCheckpoint
 from .framework import Framework
 
 if TYPE_CHECKING:
-    from ..segmented import Subject
+    from ...profile.profile import Profile
 
 UNBIASED = frozenset({"mm", "linear"})
 """Ops that are `aten.mm`: a linear without a bias, also one with a dequantised weight."""
@@ -40,16 +40,16 @@ class Torchtitan(Framework):
         """Yield none and every layer."""
         yield from (NoCheckpoint(), EveryLayer())
 
-    def selective(self, subject: Subject, *, per_op: bool) -> tuple[Policy, ...]:
+    def selective(self, profile: Profile, *, per_op: bool) -> tuple[Policy, ...]:
         """Return its per-op policy under the names of this model."""
-        return per_op_policy(subject) if per_op else ()
+        return per_op_policy(profile) if per_op else ()
 
     def described(self, policy: Policy) -> str:
         """Return its per-op policy in words."""
         return "attention and every second product kept (torchtitan selective)"
 
 
-def per_op_policy(subject: Subject) -> tuple[Policy, ...]:
+def per_op_policy(profile: Profile) -> tuple[Policy, ...]:
     """Return torchtitan's per-op policy under the names of this model; empty where names cannot tell its outputs apart.
 
     distributed/activation_checkpoint.py, 0.3.0, SelectiveAC: of the unbiased linears of a layer every second is run
@@ -58,7 +58,7 @@ def per_op_policy(subject: Subject) -> tuple[Policy, ...]:
     bytes a token, which its own models keep: most of Transformers' routers divide the scores in place, which torch
     refuses of a kept tensor.
     """
-    menus = subject.menus
+    menus = profile.menus
     kept = [_torchtitan(made) for made in menus.made]
     words = [_words(keeps, made) for keeps, made in zip(kept, menus.made, strict=True)]
     places = menus.sampled.places

@@ -5,11 +5,11 @@ A policy counts layers from 0 over the stages that are layers; everything else i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ...basics.repeating import repeating
 from ...profile.chain import Chain
-from ...profile.schedule import Schedule, store_all, with_segments
+from ...profile.schedule import Schedule, segments_of, store_all, with_segments
 from ...training.policies import Layers, Policy
 
 
@@ -25,20 +25,9 @@ def under(chain: Chain, policy: Policy) -> Schedule:
         return store_all(chain)
     lead, block = repeating([chain.stages[i].kind for i in layers])
     about = Layers(len(layers), block, [chain.stages[i].kept for i in layers], lead)
-    return segmented(chain, (run for first, last in policy.segments(about) for run in _runs(layers[first : last + 1])))
+    return segmented(chain, segments_of(policy, about, layers, skipped=0))
 
 
 def segmented(chain: Chain, segments: Iterable[tuple[int, int]]) -> Schedule:
     """Checkpointed segments (first, last) of stages in ascending order, the rest stored."""
     return with_segments(len(chain), segments)
-
-
-def _runs(group: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Consecutive runs of a group of ascending stage numbers."""
-    first = previous = group[0]
-    for i in group[1:]:
-        if i != previous + 1:
-            yield first, previous
-            first = i
-        previous = i
-    yield first, previous

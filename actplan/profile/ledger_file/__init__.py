@@ -7,8 +7,9 @@ stand `ceil(T/64)`, `floor(T/2)` and `pow2(B*T/31)`, the power of two at or abov
 
 from __future__ import annotations
 
-from .evaluation import Evaluation, Peaks, SavedRow, StageNumbers, evaluate_ledger
+from .evaluation import Evaluation, Peaks, StageNumbers, evaluate_ledger
 from .file import dump_ledger, load_ledger, write_ledger
+from .model import LedgerModel
 from .sizes import Size, factor_value, parse
 from .structs import (
     VERSION,
@@ -35,12 +36,12 @@ __all__ = [
     "Evaluation",
     "Images",
     "Ledger",
+    "LedgerModel",
     "LeftOut",
     "Parameter",
     "Peaks",
     "Point",
     "Row",
-    "SavedRow",
     "Size",
     "Span",
     "Stage",

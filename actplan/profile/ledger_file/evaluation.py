@@ -6,26 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
+from ...autograd.storage import SavedTensor
 from ...basics.errors import InputError, shortened
 from .sizes import MOST_BYTES, parse
 from .structs import Ledger, Span, Stage
 
 MOST_FLOPS = 10**30
 """Of one stage."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedRow:
-    """A saved tensor of one stage at one size."""
-
-    stage: str
-    module: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    count: int
-    reason: str
-    released: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +33,7 @@ class StageNumbers:
 
     `x` goes in and `x_out` out; `s` is kept beside `x`; `tf`, `tb` are transients; `g` gradients of its
     parameters; `held` is alive during the forward only because a caller holds it, and stays when the stage
-    is checkpointed.
+    is checkpointed. `place` is where it stands in the file's row of stages.
     """
 
     name: str
@@ -64,8 +51,9 @@ class StageNumbers:
     tail_flops: int
     td: int | None
     saved_bytes: int
-    saved: tuple[SavedRow, ...]
+    saved: tuple[SavedTensor, ...]
     climb: Climb | None = None
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +79,7 @@ class Evaluation:
         for stage in self.stages:
             for row in stage.saved if stage.role != "layer" else ():
                 key = row.module or "<loss>"
-                sizes[key] = sizes.get(key, 0) + row.bytes * row.count
+                sizes[key] = sizes.get(key, 0) + row.nbytes * row.count
         return sizes
 
     @property
@@ -103,7 +91,7 @@ class Evaluation:
                 row.module,
                 row.shape,
                 row.dtype,
-                row.bytes,
+                row.nbytes,
                 row.count,
             )
             for stage in self.stages
@@ -147,7 +135,7 @@ def evaluate_ledger(ledger: Ledger, batch: int, seq: int) -> Evaluation:
     stages_here = {**ledger.stages, **ledger.batch_one} if batch == 1 else ledger.stages
     kinds = {name: _Kind(name, stage, batch, seq) for name, stage in stages_here.items()}
     taken: set[str] = set()
-    stages = [kinds[span.stage].at(path, taken) for span, path in _walk(ledger)]
+    stages = [kinds[span.stage].at(path, taken, i) for i, (span, path) in enumerate(_walk(ledger))]
     return Evaluation(batch, seq, tuple(stages))
 
 
@@ -215,7 +203,7 @@ class _Kind:
             for i, row in enumerate(stage.saved)
         ]
 
-    def at(self, path: str, taken: set[str]) -> StageNumbers:
+    def at(self, path: str, taken: set[str], place: int) -> StageNumbers:
         """This kind at one place of the model; shared tensors belong to the first layer that uses them."""
         layer = self.stage.role == "layer"
         rows = []
@@ -225,11 +213,13 @@ class _Kind:
             if row.shared:
                 taken.add(row.shared)
             module = ".".join(part for part in (path, row.module) if part) if layer else row.module
-            rows.append(SavedRow(path, module, shape, row.dtype, size, count, row.reason, row.released))
+            why = f"packed by {row.reason}" if row.reason else "packed by autograd"
+            op = row.reason or "saved"
+            rows.append(SavedTensor(module, op, shape, row.dtype, size, why, place, place, None, count))
         x, x_out, s, held = self.numbers
         return StageNumbers(
             path, self.name, self.stage.role, x, x_out, s, self.tf, self.tb, self.stage.gradient_bytes, held,
-            *self.flops, self.td, sum(row.bytes * row.count for row in rows), tuple(rows), self.climb,
+            *self.flops, self.td, sum(row.nbytes * row.count for row in rows), tuple(rows), self.climb, place,
         )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""What a traced model's head, loss, images and left-out parts mean for its numbers: notes, and no verdict without
-a loss."""
+"""Where a ledger's numbers are from, how well they were checked, and what its ending, images and left-out parts mean
+for them: notes, and no verdict without a loss."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import prod
 
 from ..basics.errors import InputError
 from ..basics.units import format_gib, parse_dtype
-from ..profile.ledger_file import Ledger, Parameter
 from ..report import Note
+from .ledger_file import Ledger, Parameter
 
 
 def check_verdict(ledger: Ledger) -> None:
@@ -29,7 +29,29 @@ def check_verdict(ledger: Ledger) -> None:
     )
 
 
-def ending_notes(ledger: Ledger, tokens: int) -> Iterator[Note]:
+def provenance(ledger: Ledger, tokens: int) -> tuple[Note, ...]:
+    """Return the notes on a ledger. tokens: of a micro-batch."""
+    return (*_checked(ledger), *_ending_notes(ledger, tokens))
+
+
+def _checked(ledger: Ledger) -> Iterator[Note]:
+    versions = ", ".join(f"{name} {version}" for name, version in ledger.versions.items())
+    yield Note(
+        code="traced",
+        message=f"every tensor is from a trace of the real model ({versions}), fitted to batch and length; kernels, "
+        f"types and loss are the trace's",
+    )
+    for check in ledger.checked:
+        yield Note(
+            code="trace-checked",
+            message=f"at {check.batch} × {check.seq:,} tokens, which the fit had not seen, saved bytes were off by "
+            f"{check.saved_error_bytes:,} and peaks by {check.peak_error:.2%}",
+        )
+    for note in ledger.notes:
+        yield Note(code="trace-note", message=note)
+
+
+def _ending_notes(ledger: Ledger, tokens: int) -> Iterator[Note]:
     """What is not in the numbers. tokens: of a micro-batch."""
     yield from _ending(ledger, tokens)
     for part in ledger.left_out:
