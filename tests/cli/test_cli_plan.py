@@ -127,6 +127,20 @@ def test_a_measured_chain(tmp_path: Path) -> None:
     assert json.loads(below.stdout)["plan"]["lowest_peak_bytes"] > 10
 
 
+def test_a_larger_limit_is_never_dearer_and_no_point_is_dominated(tmp_path: Path) -> None:
+    """A chain whose cheapest schedule at 502 bytes has a checkpoint in a checkpoint, though one level fits as well."""
+    sizes = {"x": [97, 62, 3, 95, 7], "s": [162, 252, 28, 165], "tf": [38, 3, 80, 73], "tb": [48, 36, 28, 27]}
+    file = tmp_path / "chain.json"
+    file.write_text(json.dumps({**sizes, "f": [2, 4, 7, 2]}), encoding="utf-8")
+    plans = [result("plan", "--chain", str(file), "--limit", str(limit))["plan"] for limit in (468, 502, 530)]
+    costs = [plan["recompute_cost"] for plan in plans]
+    assert costs == sorted(costs, reverse=True) == [8, 8, 6]
+    assert {plan["optimality"] for plan in plans} == {"proven"}
+    points = result("plan", "--chain", str(file), "--frontier")["frontier"]
+    assert points == sorted(points, key=lambda point: (point[0], -point[1]))
+    assert len({cost for _, cost in points}) == len(points)
+
+
 def test_reference_chains_by_name() -> None:
     best = json.loads(CHAINS.read_text(encoding="utf-8"))["chains"][0]
     said = result("plan", "--chain", str(CHAINS), "--chain-name", best["name"], "--limit", "30GiB")["plan"]

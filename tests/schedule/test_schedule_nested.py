@@ -78,10 +78,10 @@ def test_every_point_gives_back_its_schedule(kind: str) -> None:
             assert simulate(chain, schedule) == (size, cost)
 
 
-def test_nesting_begins_where_one_level_ends() -> None:
+def test_nesting_reaches_below_one_level() -> None:
     chain = Chain(tuple(Stage(str(i), "layer", 4, 8, 0, 4, 0, 5) for i in range(24)), 4)
     lowest = frontier(chain).lowest().peak_bytes
-    assert plan(chain, lowest).schedule.depth() == 1
+    assert plan(chain, lowest, nested=False).schedule.depth() == 1
     below = plan(chain, lowest - 1)
     assert below.feasible
     assert below.schedule.depth() > 1
@@ -90,11 +90,39 @@ def test_nesting_begins_where_one_level_ends() -> None:
     assert not plan(chain, lowest - 1, "hf").feasible
     whole = frontier(chain, nested=True)
     assert whole.points[-1].cost == 0
-    assert sorted(whole.points, key=lambda p: -p.cost) == list(whole.points)
     nothing = plan(chain, 1)
     assert not nothing.feasible
     assert nothing.peak_bytes == whole.lowest().peak_bytes < lowest
-    assert plan(chain, lowest, nested=True).cost <= plan(chain, lowest).cost
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_frontier_of_both_levels_is_that_of_everything(kind: str) -> None:
+    nested = 0
+    for seed in range(40):
+        rng = Random(seed)
+        chain = replace(random_chain(rng, rng.randint(1, 4), **KINDS[kind]), copy=0)
+        found = frontier(chain, nested=True).points
+        assert [(point.peak_bytes, point.cost) for point in found] == brute_nested(chain), seed
+        assert all(point.optimality == "proven" for point in found)
+        nested += any(point.nested for point in found)
+    assert nested
+
+
+@pytest.mark.parametrize("only", ["any", "hf"])
+def test_a_larger_limit_never_costs_more(only: str) -> None:
+    """On grids that are exact and on coarse ones; the frontier holds no point that another beats."""
+    exact = [random_chain(Random(seed), 6, gradients=True, skips=True) for seed in range(12)]
+    coarse = [wide_chain(10)]
+    for chain in (*exact, *coarse):
+        points = frontier(chain, only, nested=True).points
+        sizes = [(point.peak_bytes, point.cost) for point in points]
+        assert sizes == sorted(sizes, key=lambda one: (one[0], -one[1]))
+        assert len({cost for _, cost in sizes}) == len(sizes)
+        for point in points[:: max(1, len(points) // 12)]:
+            assert simulate(chain, point.schedule()) == (point.peak_bytes, point.cost)
+            for limit in (point.peak_bytes, point.peak_bytes + 1):
+                found = plan(chain, limit, only)
+                assert (found.peak_bytes <= limit, found.cost <= point.cost) == (True, True)
 
 
 def test_a_coarse_grid_never_exceeds_the_limit() -> None:

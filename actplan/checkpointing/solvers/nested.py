@@ -66,15 +66,23 @@ class Nested:
         return Schedule(joined(spread(unit, self.groups) for unit in _top_units(self, room)))
 
 
-def solve_nested(chain: Chain, limit: int, *, work: int = WORK, allowed: Sequence[bool] | None = None) -> Nested:
-    """Solves `chain` for every number of bytes up to `limit`; only `allowed` stages are run again."""
+def solve_nested(
+    chain: Chain, limit: int, *, reach: int = 0, work: int = WORK, allowed: Sequence[bool] | None = None
+) -> Nested:
+    """Solve `chain` for every number of bytes up to `limit`; only `allowed` stages are run again.
+
+    Args:
+        reach: bytes, more than the limit, up to which it is solved as well as long as the grid stays exact.
+        work: additions that it may take.
+    """
     may = [stage.checkpointable for stage in chain.stages] if allowed is None else list(allowed)
     merged, groups, keys = _small_enough(chain, may, work)
     tables = tabulate(merged)
     unit, most = _unit(merged, tables), max(work // max(_states(keys), 1), FEWEST_SLOTS)
     slot = unit if limit // unit <= most else -(-limit // most)
     exact = slot == unit and len(merged) == len(chain)
-    out = Nested(merged, tables, slot, limit // slot, exact, keys, groups)
+    slots = max(limit, min(reach, slot * most)) // slot if exact else limit // slot
+    out = Nested(merged, tables, slot, slots, exact, keys, groups)
     _solve_inner(out)
     _solve_top(out)
     return out

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Literal
 
 from ...profile.chain import Chain
@@ -16,14 +17,13 @@ from .pipeline import solve_in_flight
 from .single_level import Suffixes, solve
 
 Optimality = Literal["proven", "heuristic"]
+COARSE_WORK = 1_000_000
+"""Additions that a search for nested checkpoints may take where it is no optimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of a frontier: peak in bytes, recompute cost in the chain's unit.
-
-    A nested point of a heuristic solution states a peak that its schedule stays within.
-    """
+    """One point of a frontier: peak in bytes, recompute cost in the chain's unit."""
 
     peak_bytes: int
     cost: int
@@ -40,7 +40,7 @@ class Point:
 class Frontier:
     """Points by ascending peak and descending cost; none is worse than another in both.
 
-    `optimality` is about the framework: `proven` where no schedule that it can run beats any point.
+    `optimality` is about the framework: `proven` where no schedule of the levels asked for beats any point.
     """
 
     chain: Chain
@@ -86,12 +86,13 @@ class Plan:
         return self.evaluation.cost
 
 
+@lru_cache(maxsize=1)
 def frontier(chain: Chain, only: str = "any", *, nested: bool = False, in_flight: int = 1) -> Frontier:
-    """The whole frontier of peak against recompute cost.
+    """Return the whole frontier of peak against recompute cost.
 
     Args:
         only: the framework that is to run it, by its name (`frameworks`).
-        nested: whether nested checkpoints carry the frontier below the lowest single-level peak.
+        nested: whether checkpoints within checkpoints count, where the framework can run them.
         in_flight: microbatches in flight (a pipeline stage); nested checkpoints are then left out.
     """
     about = framework(only)
@@ -101,57 +102,83 @@ def frontier(chain: Chain, only: str = "any", *, nested: bool = False, in_flight
     level: Optimality = "proven" if suffixes.exact else "heuristic"
     points = [Point(peak, cost, level, False, _single(suffixes, peak, cost)) for peak, cost in suffixes.points()]
     if nested and about.nested:
-        points = [*_below(chain, about, points[0].peak_bytes - 1), *points]
+        points = _with_nested(chain, about, points)
     whole = all(point.optimality == "proven" for point in points)
     return Frontier(chain, only, tuple(points), "proven" if whole else "heuristic")
 
 
-def plan(chain: Chain, limit: int, only: str = "any", *, nested: bool | None = None, in_flight: int = 1) -> Plan:
-    """The cheapest schedule whose peak is within `limit` bytes.
+def plan(chain: Chain, limit: int, only: str = "any", *, nested: bool = True, in_flight: int = 1) -> Plan:
+    """Return the cheapest schedule whose peak is within `limit` bytes.
+
+    It is taken from the one frontier of the chain, which no limit changes: a larger limit never costs more.
 
     Args:
         only: the framework that is to run it.
-        nested: True compares nested checkpoints at any limit, False never does; None, the default, where one
-            level does not reach the limit.
+        nested: whether checkpoints within checkpoints count, where the framework can run them.
         in_flight: microbatches in flight: the peak is (q − 1)·A + R.
     """
-    whole = frontier(chain, only, in_flight=in_flight)
-    point = whole.cheapest(limit)
-    about = framework(only)
-    if about.nested and in_flight == 1 and (nested or (nested is None and point is None)):
-        point = _nested_plan(chain, about, limit, whole.lowest(), point)
-    chosen = point or whole.lowest()
+    whole = frontier(chain, only, nested=nested, in_flight=in_flight)
+    chosen = whole.cheapest(limit) or whole.lowest()
     schedule = chosen.schedule()
     evaluation = evaluate(chain, schedule)
     feasible = evaluation.peak_in_flight(in_flight) <= limit
     return Plan(limit, feasible, schedule, evaluation, chosen.optimality, only, in_flight)
 
 
-def _nested_plan(chain: Chain, about: Framework, limit: int, lowest: Point, point: Point | None) -> Point | None:
-    """The cheaper of `point` and the best nested one; where neither fits, the lowest that nesting reaches."""
-    below = _below(chain, about, limit if point is not None else lowest.peak_bytes - 1)
-    fitting = [nested for nested in below if nested.peak_bytes <= limit]
-    if not fitting:
-        return point or (below[0] if below else lowest)
-    return fitting[-1] if point is None or fitting[-1].cost < point.cost else point
+def _with_nested(chain: Chain, about: Framework, single: list[Point]) -> list[Point]:
+    """The frontier of one level and of checkpoints within checkpoints together.
+
+    A point is proven where both searches are exact up to its peak. What costs nothing needs no proof.
+    """
+    low, top = single[0].peak_bytes - 1, single[-1].peak_bytes - 1
+    found, proven = list(single), -1
+    for solved in _nested_solutions(chain, about, low, top):
+        level: Optimality = "proven" if solved.exact else "heuristic"
+        found += [Point(size, cost, level, True, partial(_scheduled, solved, size)) for size, cost in solved.points()]
+        proven = max(proven, solved.slots * solved.slot if solved.exact else -1)
+    # on a grid coarser than the sizes a point states more than its schedule needs
+    stated = (point if point.optimality == "proven" else _at_true_peak(chain, point) for point in _pareto(found))
+    return [replace(point, optimality=_sure(point, proven)) for point in _pareto(stated)]
 
 
-def _below(chain: Chain, about: Framework, limit: int) -> list[Point]:
-    """The nested points under `limit` bytes."""
-    if limit <= 0:
-        return []
-    found = solve_nested(chain, limit, allowed=about.may_checkpoint(chain))
-    return [_nested_point(found, size, cost) for size, cost in found.points()]
+def _pareto(points: Iterable[Point]) -> list[Point]:
+    """By ascending peak those that cost less than every lower one; of equals the one with fewer levels."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.peak_bytes, point.cost, point.nested)):
+        if not kept or point.cost < kept[-1].cost:
+            kept.append(point)
+    return kept
 
 
-def _nested_point(found: Nested, size: int, cost: int) -> Point:
-    def build() -> Schedule:
-        schedule = found.schedule(size)
-        if schedule is None:
-            raise AssertionError(f"no nested schedule within {size} bytes")
-        return schedule
+def _at_true_peak(chain: Chain, point: Point) -> Point:
+    return replace(point, peak_bytes=evaluate(chain, point.schedule()).peak_bytes) if point.nested else point
 
-    return Point(size, cost, "proven" if found.exact else "heuristic", True, build)
+
+def _sure(point: Point, proven: int) -> Optimality:
+    """Whether nothing beats a point, where nested checkpoints are solved exactly up to `proven` bytes."""
+    sure = point.optimality == "proven" and point.peak_bytes <= proven
+    return "proven" if sure or not point.cost else "heuristic"
+
+
+def _nested_solutions(chain: Chain, about: Framework, low: int, top: int) -> Iterator[Nested]:
+    """Solve below what one level reaches, and on as far as the grid stays exact; above that on coarser grids, each
+    for limits four times those of the one before, unless stages have to be merged already."""
+    if low <= 0:
+        return
+    allowed = about.may_checkpoint(chain)
+    solved = solve_nested(chain, low, reach=top, allowed=allowed)
+    yield solved
+    reached = max(low, solved.slots * solved.slot)  # sizes may all be multiples of more than `low`
+    while reached < top and len(solved.chain) == len(chain):
+        reached = min(4 * reached, top)
+        yield solve_nested(chain, reached, allowed=allowed, work=COARSE_WORK)
+
+
+def _scheduled(found: Nested, size: int) -> Schedule:
+    schedule = found.schedule(size)
+    if schedule is None:
+        raise AssertionError(f"no nested schedule within {size} bytes")
+    return schedule
 
 
 def _single(suffixes: Suffixes, peak: int, cost: int) -> Callable[[], Schedule]:
