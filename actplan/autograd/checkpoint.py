@@ -103,8 +103,9 @@ def checkpoint(
     """
     frame = _Frame(tape, run, keep, early_stop)
     tape.path = f"{frame.path}.{name}" if name else frame.path
-    tape.stage = frame.stage if stage is None else stage
     for tensor in inputs:
+        # what all layers are given (a mask) is no layer's own
+        tape.stage = frame.stage if stage is None or tensor.storage.owner is not None else stage
         handle = tape.pack_outside(tensor, "checkpoint", "the input of a checkpointed segment, to run it again")
         frame.inputs.append((handle, tensor.requires_grad))
     tape.path, tape.stage = frame.path, frame.stage

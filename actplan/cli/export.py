@@ -99,8 +99,8 @@ def _written(text: str, output: str | None) -> int:
 
 def _module(model: Model, run: Run, planned: str | None, edit: str | None) -> str:
     """The module of PyTorch that checkpoints the run's segments, or the plan's."""
-    from ..checkpointing.segmented import segmented
     from ..configs.writing.modules import module
+    from ..profile import profile_of
     from ..training.policies import parse_policy, recomputed_parts
 
     if edit is not None:
@@ -110,7 +110,7 @@ def _module(model: Model, run: Run, planned: str | None, edit: str | None) -> st
         raise InputError(
             f"torch cannot express --checkpoint {policy}", where="--to", allowed="whole layers, selective:"
         )
-    found = segmented(model, run, policy)
+    found = profile_of(model, run).under(policy)
     return module(found.segments, found.keeps, model.num_layers, f"{model.name} by {policy}")
 
 

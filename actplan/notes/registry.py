@@ -103,6 +103,8 @@ DECISIVE = (
     "checkpoint-needs-grad",
     "weights-not-counted",
     "search-stopped",
+    "inside-segment",
+    "nothing-trained",
     "image-tokens",
     "no-loss",
     "loss-decides",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ..autograd import Tape
+from ..autograd.bookkeeping import OUTSIDE
 from ..autograd.meter import Allocation
 from ..autograd.storage import SavedTensor
 from ..basics.allocator import rounded
@@ -184,7 +185,8 @@ class KnownProfile(Profile):
         return stack_of(run).walk(self.model, run, chosen.segments, keeps=chosen.keeps, tape=tape)
 
     def saved(self, chosen: Segmented) -> Sequence[SavedTensor]:
-        return self._walked(chosen).tape.ledger
+        # a mask that a checkpoint is given is the whole model's: it stays alive, and no stage keeps it
+        return [row for row in self._walked(chosen).tape.ledger if row.stage != OUTSIDE]
 
     def picture(self, chosen: Segmented) -> Peak:
         """The whole model is run twice, once to find the moment and once to look."""

@@ -84,7 +84,7 @@ def _remedies(fit: Fit) -> Iterator[Block]:
         Column("Makes it fit, cheapest first", right=False),
         Column("GiB", right=False),
         Column("verdict", right=False),
-        Column("extra FLOPs"),
+        Column("FLOPs", "extra"),
         Column("GPUs"),
         Column("its cost", right=False, spare=1),
     )

@@ -64,7 +64,7 @@ def test_the_table() -> None:
 
 def test_a_named_policy_is_named() -> None:
     layer = result("estimate", "--checkpoint", "layer")["peak"]["bytes"]
-    assert actplan("plan", "--limit", str(layer), "--only", "hf", "--get", "plan.policy").stdout == "layer\n"
+    assert actplan("plan", "--limit", f"{layer}B", "--only", "hf", "--get", "plan.policy").stdout == "layer\n"
     assert actplan("plan", "--limit", "200GiB", "--get", "plan.policy").stdout == "none\n"
 
 

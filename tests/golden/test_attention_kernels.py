@@ -136,16 +136,18 @@ def test_what_it_takes() -> None:
 @pytest.mark.parametrize("preset", ["llama-3-8b", "deepseek-v3", "qwen-27b"])
 def test_a_divided_sequence_keeps_what_one_rank_of_that_length_keeps(preset: str, how: Any) -> None:
     """Beside the kernel's own names: all-to-all keeps one output more, unless one rank alone copies its output too
-    (queries that come heads-first); latent attention's values are copied out of the product that they are one half
-    of."""
+    (queries that come heads-first). torch's all-gather copies it too, on every rank but the last one. Latent
+    attention's values are copied out of the product that they are one half of."""
     planned = model(preset, 4)
     alone = walk(planned, Run(sequence_length=4096, attention="flash", loss="none"))
     run = Run(sequence_length=4 * 4096, attention="flash", loss="none", mesh=Mesh(cp=4), context_attention=how)
     divided = walk(planned, run)
     expected = 0
     for mixer in (layer.mixer for layer in planned.layers):
-        if isinstance(mixer, Attention) and how == "all-to-all" and planned.rope.fraction == 1:
+        if isinstance(mixer, Attention) and how != "ring" and planned.rope.fraction == 1:
             expected += mixer.num_attention_heads * mixer.head_dim * 4096 * 2
+        if isinstance(mixer, LatentAttention) and how == "all-gather":
+            expected += mixer.num_attention_heads * mixer.v_head_dim * 4096 * 2
         if isinstance(mixer, LatentAttention) and how == "ring":
             expected -= mixer.num_attention_heads * mixer.v_head_dim * 4096 * 2
     assert divided.saved_bytes - alone.saved_bytes == pytest.approx(expected, abs=64 * planned.num_layers)

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from actplan.model.families import READERS
 from actplan.model.reading import load_model
-from actplan.profile.measured import profile
+from actplan.profile.measured import measure
 from actplan.training import Run
 
 
@@ -22,9 +22,9 @@ def test_every_tensor_parameter_and_peak(record: dict[str, Any]) -> None:
     assert sum(p.numel for p in run.tape.parameters.values()) == record["parameters"]
     # a tracer that sees a view of the token ids counts them as born in the step
     ids = 512 * -(-8 * record["batch"] * record["seq"] // 512)
-    for measure in ("end_forward_bytes", "peak_forward_bytes", "peak_backward_bytes"):
-        ours, theirs = getattr(run, measure), record[measure]
-        assert any(ours == pytest.approx(seen, rel=0.0005) for seen in (theirs, theirs - ids)), measure
+    for quantity in ("end_forward_bytes", "peak_forward_bytes", "peak_backward_bytes"):
+        ours, theirs = getattr(run, quantity), record[quantity]
+        assert any(ours == pytest.approx(seen, rel=0.0005) for seen in (theirs, theirs - ids)), quantity
 
 
 def test_records_are_of_families_that_are_read() -> None:
@@ -44,4 +44,4 @@ def test_a_published_model_has_its_parameters_as_preset_and_as_configuration(pre
     ours = load_model(preset, preset=True)
     theirs = load_model(str(records.FILE.parent / "configs" / f"{preset}.json"), preset=False)
     assert ours == structs.replace(theirs, name=ours.name, title=ours.title, source=ours.source)
-    assert profile(ours, Run(sequence_length=64)).num_parameters == PUBLISHED[preset]
+    assert measure(ours, Run(sequence_length=64)).num_parameters == PUBLISHED[preset]
