@@ -48,7 +48,7 @@ def test_a_plan_keeps_its_promise(
 ) -> None:
     run = options(model, layers, batch, seq, attention)
     most = limit(share, *run)
-    plan = said("plan", *run, "--limit", most, *choice)["plan"]
+    plan = said("plan", *run, "--limit", f"{most}B", *choice)["plan"]
     assert plan["feasible"]
     size = {"model": model, "layers": layers, "batch": batch, "seq": seq, "attention": attention, "block": block}
     executed = measure("activations.run_plan", **size, policy=plan["policy"])
@@ -88,6 +88,6 @@ def test_no_executed_schedule_is_cheaper_than_the_plan() -> None:
         before, cheapest = cheapest, min(flops for peak, flops in found if peak <= most)
         if cheapest == before:
             continue  # what was best below is best here
-        plan = said("plan", *options(model, layers, 1, seq, "flash"), "--limit", most, "--no-per-op")["plan"]
+        plan = said("plan", *options(model, layers, 1, seq, "flash"), "--limit", f"{most}B", "--no-per-op")["plan"]
         assert plan["feasible"]
         assert plan["recompute_cost"] <= cheapest * (1 + FLOPS), (most, plan["policy"])

@@ -121,7 +121,8 @@ def config(tmp_path: Path) -> str:
 
 def traced(config: str, to: Path, capfd: pytest.CaptureFixture[str], *options: str) -> Ledger:
     code, out, err = said(capfd, "trace", "--model", config, "--attention", "flash", "-o", str(to), *options)
-    assert (code, out, err) == (0, "", "")
+    assert (code, out) == (0, "")
+    assert err.startswith(f"actplan: written {to}: ")
     return load_ledger(to)
 
 

@@ -164,6 +164,14 @@ class _Sizes:
             self._fail(text, field, "less than 0" if value < 0 else f"more than {most:.0e}")
         return value
 
+    def beside(self, text: str, field: str, given: int) -> int:
+        """A size beside the input, which a stage that does not keep its input has less of; InputError where that is
+        more than the input."""
+        value = parse(text).at(self.batch, self.seq)
+        if not 0 <= value + given <= MOST_BYTES:
+            self._fail(text, field, "less than 0" if value < 0 else f"more than {MOST_BYTES:.0e}")
+        return value
+
     def transient(self, text: str) -> int:
         """What comes and goes beside what is kept, which may be less than what was freed."""
         value = parse(text).at(self.batch, self.seq)
@@ -184,8 +192,9 @@ class _Kind:
     def __init__(self, name: str, stage: Stage, batch: int, seq: int) -> None:
         sizes = _Sizes(name, batch, seq)
         self.name, self.stage = name, stage
-        fields = ("input_bytes", "output_bytes", "kept_bytes", "held_bytes")
-        self.numbers = [sizes.count(getattr(stage, field), field) for field in fields]
+        fields = ("input_bytes", "output_bytes", "held_bytes")
+        given, made, held = (sizes.count(getattr(stage, field), field) for field in fields)
+        self.numbers = [given, made, sizes.beside(stage.kept_bytes, "kept_bytes", given), held]
         self.tf = max((sizes.transient(t) for t in stage.forward_transients), default=0)
         self.tb = max((sizes.transient(t) for t in stage.backward_transients), default=0)
         self.td = max((sizes.transient(t) for t in stage.once_transients), default=None)
