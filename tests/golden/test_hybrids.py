@@ -60,7 +60,6 @@ def test_layers_of_one_branch() -> None:
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        ({**NEMOTRON_H, "hybrid_override_pattern": "MEM*"}, "hybrid_override_pattern"),
         ({**NEMOTRON_H, "hybrid_override_pattern": "M?"}, "hybrid_override_pattern"),
         ({**NEMOTRON_H, "num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
         ({**FALCON_H1, "projectors_bias": True}, "projectors_bias"),

@@ -20,6 +20,7 @@ from actplan.training.policies import EveryK, EveryLayer, parse_policy
 LEDGER = Path(__file__).parent.parent / "reference" / "ledger_llama_3_2_1b.yaml"
 """Written by `actplan trace --model tests/reference/configs/llama-3.2-1b.json --attention flash -o`."""
 KNOWN = ("--preset", "llama-3.2-1b", "--attention", "flash")
+LOGITS = 4096 * 128256 * 2
 TRACED = ("--ledger", str(LEDGER))
 
 
@@ -53,12 +54,14 @@ def test_the_largest_is_that_of_the_known_model(axis: str, capfd: pytest.Capture
 
 
 def test_pipeline_stages_are_those_of_the_known_model(capfd: pytest.CaptureFixture[str]) -> None:
-    """Its embedding is tied: in the traced step the gradient of the head's use waited all through backward."""
+    """Its embedding is tied: in the traced step the gradient of the head's use waited all through backward. A ledger
+    has no logits of its own, which torch's runtime holds on the last stage."""
     asked = ("--recipe", "bf16", "--pp", "4", "--seq", "4k", "--checkpoint", "layer")
     ours, theirs = (answer(capfd, "estimate", *model, *asked)["budget"]["stages"] for model in (TRACED, KNOWN))
     for mine, other in zip(ours, theirs, strict=True):
         assert (mine["first_layer"], mine["last_layer"]) == (other["first_layer"], other["last_layer"])
-        assert mine["total_bytes"] == pytest.approx(other["total_bytes"], rel=1e-2)
+        held = LOGITS if mine is ours[-1] else 0
+        assert mine["total_bytes"] + held == pytest.approx(other["total_bytes"], rel=1e-2)
 
 
 @pytest.mark.parametrize("policy", ["none", "layer", "every:4"])

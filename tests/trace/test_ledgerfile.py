@@ -231,7 +231,7 @@ def test_a_plan_is_the_estimate_of_its_policy(toy: str, capfd: pytest.CaptureFix
         peaks[policy] = json.loads(out)["peak"]["bytes"]
     assert peaks["layer"] < peaks["none"]
     for limit in (peaks["layer"], (peaks["layer"] + peaks["none"]) // 2, peaks["none"]):
-        code, out, _ = said(capfd, "plan", *at, "--limit", str(limit))
+        code, out, _ = said(capfd, "plan", *at, "--limit", f"{limit}B")
         plan = json.loads(out)["plan"]
         assert (code, plan["feasible"]) == (0, True)
         assert plan["peak_bytes"] <= limit

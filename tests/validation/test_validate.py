@@ -54,7 +54,7 @@ def published(files: dict[str, str]) -> dict[str, Any]:
 
 def test_an_entry_is_a_quantity_of_a_record(files: dict[str, str]) -> None:
     found = result("validate", "--records", files["executed.json"])
-    assert set(found) == {"schema_version", "records", "summary"}
+    assert set(found) == {"schema_version", "actplan_version", "records", "summary"}
     keys = {"id", "source", "group", "confidence", "expressed", "quantity", "measured_bytes", "tags"}
     for entry in found["records"]:
         assert set(entry) == keys | ({"command", "predicted_bytes", "error"} if entry["expressed"] else {"reason"})
