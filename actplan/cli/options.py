@@ -29,8 +29,6 @@ class RunOptions:
     """How a step of it runs: the text of every setting by its name. `sweep` reads lists and ranges where `estimate`
     wants one value."""
 
-    table = SETTINGS
-
     def __init__(self, **said: Said) -> None:
         self.said = {**{setting.name: setting.unsaid for setting in SETTINGS}, **said}
 

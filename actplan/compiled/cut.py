@@ -64,7 +64,7 @@ class _Cut:
     def _stays(self, value: Value) -> bool:
         if value.is_view:
             return False
-        return not value.recomputable or self._materialised(value) or value.nbytes * REDUCED < value.reads
+        return not value.fusible or self._materialised(value) or value.nbytes * REDUCED < value.reads
 
     def _materialised(self, value: Value) -> bool:
         """Whether a value has to be there anyway: it is returned, or a backward that fuses with nothing reads it."""

@@ -86,11 +86,6 @@ class Value:
         """Whether it can be made in one kernel with its neighbours."""
         return self.op not in ("", RANDOM) and self.op not in NEVER_AGAIN and not self.op.endswith("Function")
 
-    @property
-    def recomputable(self) -> bool:
-        """Whether backward may make it once more."""
-        return self.fusible
-
 
 Key = tuple[int, Shape, Shape]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from ..autograd.graph import Node, Tape, Tensor
 from ..autograd.storage import Storage
 from ..basics.units import INT8
@@ -15,12 +13,6 @@ from .heights import backward_height, forward_height
 
 COMPILED = "CompiledFunctionBackward"
 """What autograd calls the backward of a compiled region (torch/_functorch/_aot_autograd/runtime_wrappers.py)."""
-
-
-class _Plan(msgspec.Struct, frozen=True):
-    """What a region's backward allocates: at most beside what it was given, and the gradients that it returns."""
-
-    height: int
 
 
 class Region:
@@ -65,7 +57,7 @@ class Region:
             _scratch(tape, beside)
         node = tape.node(COMPILED, _backward, [*self._inputs, *weights])
         if node is not None:
-            node.extra = _Plan(backward_height(values, kept))
+            node.extra = backward_height(values, kept)
             for tensor, value in made:
                 tape.path = value.module or path
                 tape.save(node, tensor, reason(value))
@@ -116,9 +108,9 @@ def _backward(node: Node, grads: list[Tensor]) -> Sequence[Tensor | None]:
     """Rise as high as the region's kernels do; then what was kept goes, and the gradients are there
     (`CompiledFunction.backward` hands what was saved on and lets it go)."""
     saved = [node.unpack(i) for i in range(len(node.saved))]
-    tape, plan = grads[0].tape, node.extra
-    if plan.height > 0:
-        _scratch(tape, plan.height)
+    tape, height = grads[0].tape, node.extra
+    if height > 0:
+        _scratch(tape, height)
     node.release()
     saved.clear()
     return [None if edge is None else tape.empty(edge.shape, edge.dtype, "compiled") for edge in node.edges]
