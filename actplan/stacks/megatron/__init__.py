@@ -4,6 +4,7 @@ to the rest (`stacks.stack`)."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 from ...autograd import Tape
 from ...basics.errors import InputError
@@ -12,6 +13,9 @@ from ...training import Run
 from ...training.policies import EveryK, EveryLayer, FirstN, Modules, NoCheckpoint, Policy, Segment
 from ..walking import NOTHING_KEPT, Keeps, Walk
 from . import model as layers
+
+if TYPE_CHECKING:
+    from ..stack import Stack
 
 
 class Megatron:
@@ -71,4 +75,4 @@ class Megatron:
         return {"decoder.final_layernorm": "final_norm", "output_layer": "head"}.get(module, "loss")
 
 
-STACK = Megatron()
+STACK: Stack = Megatron()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 from ...autograd import Tape
 from ...model import Model
@@ -13,6 +14,9 @@ from . import model as layers
 from . import prediction
 from .names import outside_parts
 from .training import role
+
+if TYPE_CHECKING:
+    from ..stack import Stack
 
 
 class Transformers:
@@ -61,4 +65,4 @@ class Transformers:
         return prediction.part_of(module) or outside_parts(model.naming).get(module, "loss")
 
 
-STACK = Transformers()
+STACK: Stack = Transformers()
